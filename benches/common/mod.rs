@@ -91,6 +91,7 @@ fn submit(
         context_tokens: prompt as u32 + tokens,
         sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 0 },
         steering: Steering::default(),
+        marks: Vec::new(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

@@ -27,6 +27,8 @@ extern crate self as rocmforge_client;
 
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
+#[cfg(feature = "calls")]
+pub mod calls;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod client;

@@ -122,6 +122,8 @@ pub struct Job {
     pub sampling: Sampling,
     /// Limits of the choice of tokens.
     pub steering: Steering,
+    /// Control tokens that are part of the text nevertheless.
+    pub marks: Vec<u32>,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
     /// Continue past end-of-generation tokens (measurements, references).

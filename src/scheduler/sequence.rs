@@ -269,8 +269,9 @@ impl Sequence {
         *last_token = Some(now);
         let tokenizer = &job.model.tokenizer;
         let ends = !job.ignore_eog && tokenizer.is_end_of_generation(sampled.id);
-        // Control tokens have no text, and neither has an id without an entry (a padded vocabulary).
-        let bytes = tokenizer.token_bytes(sampled.id, false).unwrap_or(&[]);
+        // Control tokens that are no marks have no text, and neither has an id without an entry (a padded vocabulary).
+        let shown = job.marks.contains(&sampled.id);
+        let bytes = tokenizer.token_bytes(sampled.id, shown).unwrap_or(&[]);
         let new_text = if ends { String::new() } else { text.push(bytes) };
         let reason = match () {
             () if ends => Some(StopReason::EndOfGeneration),

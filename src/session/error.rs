@@ -13,7 +13,7 @@ use crate::model::files::FilesError;
 use crate::model::gguf::GgufError;
 use crate::model::plan::PlanError;
 use crate::model::store::{CopyError, OpenError, StoreError};
-use crate::model::template::TemplateError;
+use crate::model::template::{ExtrasError, TemplateError};
 use crate::model::tokenizer::TokenizerError;
 use crate::scheduler::JobError;
 use crate::share::{Refusal, Whose};
@@ -112,6 +112,14 @@ pub(super) fn of_template(error: &TemplateError) -> Failure {
             return shortage(&format!("{error}: {source}"));
         }
     }
+    failure(code, &error.to_string())
+}
+
+pub(super) fn of_extras(error: &ExtrasError) -> Failure {
+    let code = match error {
+        ExtrasError::Shape { .. } => ErrorCode::InvalidArgument,
+        ExtrasError::TooMany { .. } | ExtrasError::TooManyTools { .. } => ErrorCode::LimitExceeded,
+    };
     failure(code, &error.to_string())
 }
 

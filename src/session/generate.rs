@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_DROPPED, EXT_END_REUSED, EXT_END_SESSION, ErrorCode, Ext, GenerateEnd, GenerateItem,
-    GenerateRequest, SamplingOptions, TopToken,
+    self, EXT_END_DROPPED, EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd,
+    GenerateItem, GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -48,13 +48,15 @@ pub(super) async fn run(
         let text = "a session keeps all its tokens, and a context shift drops some: leave one of them out";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
+    let extras = prompt::extras(&request)?;
+    let marks = request.marks();
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
     let stopped = ticket.becomes(id, &model, arrived);
     let prepare = async {
         let earlier = session.as_ref().map(|session| session.earlier(&model));
-        let mut valid = prompt::prepare(call, model.clone(), prompt, max_tokens, earlier).await?;
+        let mut valid = prompt::prepare(call, model.clone(), prompt, extras, max_tokens, earlier).await?;
         if let Some(session) = &mut session {
             session.asked(&mut valid)?;
         }
@@ -67,7 +69,8 @@ pub(super) async fn run(
     let (valid, steering) = before_the_job(call, &stopped, deadline, prepare).await?;
 
     let (sender, mut events) = unbounded_channel();
-    let prompt_ids = valid.prompt.clone();
+    let first = First { prompt_ids: valid.prompt.clone(), in_reasoning: valid.in_reasoning };
+    let marks = if marks { valid.lease.model().tokenizer.marks() } else { Vec::new() };
     let seed = sampling.seed;
     let job = |credit| Job {
         id,
@@ -81,6 +84,7 @@ pub(super) async fn run(
         context_tokens: valid.context_tokens,
         sampling,
         steering,
+        marks,
         stop,
         ignore_eog,
         deadline,
@@ -92,8 +96,7 @@ pub(super) async fn run(
     ticket.submitted();
     let lease = Arc::new(valid.lease);
     let answered = async {
-        let outcome =
-            stream(call, responder, id, &stopped, prompt_ids, session.as_mut(), &mut events).await?;
+        let outcome = stream(call, responder, id, &stopped, first, session.as_mut(), &mut events).await?;
         check_whole(call, Arc::clone(&lease)).await?;
         let tokens = session.map(|session| session.commit(lease.model(), &outcome)).transpose()?;
         Ok(end(outcome, seed, tokens.unwrap_or(0)))
@@ -169,7 +172,7 @@ async fn stream(
     responder: &Responder,
     id: SequenceId,
     stopped: &CancellationToken,
-    mut prompt_ids: Vec<u32>,
+    mut first: First,
     mut session: Option<&mut Continued>,
     events: &mut UnboundedReceiver<Event>,
 ) -> Result<Outcome, Failure> {
@@ -199,7 +202,7 @@ async fn stream(
                 if let Some(session) = &mut session {
                     session.answered(&batch);
                 }
-                let item = item(batch, std::mem::take(&mut prompt_ids));
+                let item = item(batch, std::mem::take(&mut first));
                 let sent = if item.prompt_ids.is_empty() {
                     responder.item(&item)
                 } else {
@@ -212,9 +215,9 @@ async fn stream(
             }
             Some(Event::Done(outcome)) => match unsent {
                 Some(error) => return Err(error),
-                None if prompt_ids.is_empty() => return Ok(outcome),
+                None if first.prompt_ids.is_empty() => return Ok(outcome),
                 None => {
-                    responder.first_item(&item(TokenBatch::default(), prompt_ids)).await?;
+                    responder.first_item(&item(TokenBatch::default(), first)).await?;
                     return Ok(outcome);
                 }
             },
@@ -236,7 +239,15 @@ async fn check_whole(call: &Call, lease: Arc<Lease>) -> Result<(), Failure> {
     .await
 }
 
-fn item(batch: TokenBatch, prompt_ids: Vec<u32>) -> GenerateItem {
+/// Values that only the first item has.
+#[derive(Debug, Default)]
+struct First {
+    prompt_ids: Vec<u32>,
+    /// Whether the prompt ends with the begin mark of a reasoning.
+    in_reasoning: bool,
+}
+
+fn item(batch: TokenBatch, first: First) -> GenerateItem {
     let logprobs = batch.logprobs.into_iter().map(|token| wire::TokenLogprob {
         logprob: token.logprob,
         top: token.top.into_iter().map(|(id, logprob)| TopToken { id, logprob }).collect(),
@@ -245,8 +256,8 @@ fn item(batch: TokenBatch, prompt_ids: Vec<u32>) -> GenerateItem {
         ids: batch.ids,
         text: batch.text,
         logprobs: logprobs.collect(),
-        prompt_ids,
-        ext: Ext::new(),
+        prompt_ids: first.prompt_ids,
+        ext: wire::number_ext([(EXT_ITEM_REASONING, first.in_reasoning.into())]),
     }
 }
 

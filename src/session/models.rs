@@ -5,6 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_client::calls::Form;
 use rocmforge_client::wire::{
     self, ErrorCode, Ext, HostMemory, ListReply, ListRequest, LoadReply, LoadRequest, MetadataEntry,
     ModelState, ModelSummary, Op, ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest,
@@ -294,7 +295,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     }
 }
 
-/// Notes that only some models have: experts, scaled positions, and that it is a copy.
+/// Notes that only some models have: experts, scaled positions, that it is a copy, and how it writes tool calls.
 fn notes(model: &Model) -> Ext {
     let plan: &ExecutionPlan = &model.plan;
     let copy = model.copied.as_ref().map(|copy| {
@@ -317,10 +318,17 @@ fn notes(model: &Model) -> Ext {
     let factors = factors.map(|tensor| format!("by {}", tensor.lazy.name()));
     let positions: Vec<String> = scaling.into_iter().chain(factors).collect();
     let positions = (!positions.is_empty()).then(|| positions.join(", "));
-    [(wire::EXT_SHOW_EXPERTS, experts), (wire::EXT_SHOW_POSITIONS, positions), (wire::EXT_SHOW_COPY, copy)]
-        .into_iter()
-        .filter_map(|(key, text)| Some((key, label(&text?).into_bytes())))
-        .collect()
+    let calls = match &model.chat_template {
+        ChatTemplate::Source(source) => Some(Form::of_template(source).name().to_owned()),
+        _ => None,
+    };
+    let notes = [
+        (wire::EXT_SHOW_EXPERTS, experts),
+        (wire::EXT_SHOW_POSITIONS, positions),
+        (wire::EXT_SHOW_COPY, copy),
+        (wire::EXT_SHOW_CALLS, calls),
+    ];
+    notes.into_iter().filter_map(|(key, text)| Some((key, label(&text?).into_bytes()))).collect()
 }
 
 /// Takes entries until the remaining `room` (bytes) or a list's limit is used up.

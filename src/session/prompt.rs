@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use rocmforge_client::wire::{ErrorCode, Prompt};
+use rocmforge_client::wire::{ErrorCode, GenerateRequest, Prompt};
 
 use super::Call;
 use super::continued::{Earlier, said};
-use super::error::{Failure, failure, of_session, of_template};
+use super::error::{Failure, failure, of_extras, of_session, of_template};
 use super::text::check_ids;
 use crate::model::store::Lease;
-use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
+use crate::model::template::{Extras, Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
 use crate::model::{ChatTemplate, Model};
 use crate::prefixes::sessions::Said;
@@ -21,14 +21,38 @@ const FIRST_ITEM_BYTES: usize = 4096;
 /// Rendering a template takes about as long as tokenising this many bytes: 10 ms.
 const RENDERING_BYTES: usize = 50_000;
 
+/// Some templates begin the answer with this mark.
+const REASONING: &str = "<think>";
+
 /// A request that was checked against the model and the limits.
 pub(super) struct ValidRequest {
     pub lease: Lease,
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
     pub context_tokens: u32,
+    /// Whether the prompt ends with the begin mark of a reasoning.
+    pub in_reasoning: bool,
     /// All messages of a chat that goes on with a session.
     pub conversation: Option<Vec<Said>>,
+}
+
+/// The request's further values for the chat template.
+pub(super) fn extras(request: &GenerateRequest) -> Result<Option<String>, Failure> {
+    let bad = |text: &str| failure(ErrorCode::InvalidArgument, text);
+    let Some(extras) = request.chat_extras().map_err(|error| bad(&error.to_string()))? else {
+        return Ok(None);
+    };
+    if !matches!(request.prompt, Prompt::Chat(_)) {
+        return Err(bad(
+            "tools, fields and variables are for the template of a chat: send messages, or leave them out",
+        ));
+    }
+    if !matches!(request.session(), Ok(None)) {
+        return Err(bad(
+            "a session keeps roles and texts alone: send all messages, and leave the session out",
+        ));
+    }
+    Ok(Some(extras.to_owned()))
 }
 
 /// Maps the model if necessary, turns the prompt into ids, and checks everything against the model. With a session, the
@@ -37,6 +61,7 @@ pub(super) async fn prepare(
     call: &Call,
     name: String,
     prompt: Prompt,
+    extras: Option<String>,
     max_tokens: u32,
     earlier: Option<Earlier>,
 ) -> Result<ValidRequest, Failure> {
@@ -64,7 +89,7 @@ pub(super) async fn prepare(
             return call.text_work(bytes, move |call| acquire(call, &name, open.as_ref()), work).await;
         }
     };
-    let (lease, request, conversation, messages_bytes) = call
+    let (lease, mut request, extras, conversation, messages_bytes) = call
         .blocking(move |call| {
             let lease = acquire(call, &name, earlier.as_ref())?;
             let mut all: Vec<Said> = match &earlier {
@@ -73,9 +98,10 @@ pub(super) async fn prepare(
             };
             all.extend(messages.into_iter().map(said));
             let bytes = all.iter().map(|message| message.content.len()).sum::<usize>();
+            let bytes = bytes.saturating_add(extras.as_ref().map_or(0, String::len));
             let conversation = earlier.map(|_| all.clone());
             let request = template_request(lease.model(), all)?;
-            Ok((lease, request, conversation, bytes))
+            Ok((lease, request, extras, conversation, bytes))
         })
         .await?;
     // The model is open and has a template: only requests that will be rendered wait for a turn.
@@ -83,12 +109,22 @@ pub(super) async fn prepare(
     let turn = call.service().rendering_turn(call.peer().uid, bytes).await?;
     let work = move |call: &Call, ()| {
         let begun = Instant::now();
-        let text = call.service().renderer.render(&request).map_err(|error| of_template(&error));
+        // The values take much more memory than their text, and only requests with a turn have them.
+        let read = extras.map(|json| Extras::read(&json, request.messages.len())).transpose();
+        let text = match read {
+            Ok(extras) => {
+                extras.unwrap_or_default().fill(&mut request);
+                call.service().renderer.render(&request).map_err(|error| of_template(&error))
+            }
+            Err(error) => Err(of_extras(&error)),
+        };
         call.service().text_time.charge(call.peer().uid, begun.elapsed());
         drop((turn, request));
-        let ids = rendered_ids(&lease.model().tokenizer, &text?);
+        let text = text?;
+        let ids = rendered_ids(&lease.model().tokenizer, &text);
+        let in_reasoning = text.trim_end().ends_with(REASONING);
         let valid = valid_request(call, lease, ids, max_tokens, conversation.is_some())?;
-        Ok(ValidRequest { conversation, ..valid })
+        Ok(ValidRequest { conversation, in_reasoning, ..valid })
     };
     call.text_work(bytes, |_| Ok(()), work).await
 }
@@ -144,7 +180,7 @@ fn valid_request(
             .with_detail("context_tokens", context_tokens));
     }
     let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
-    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens, conversation: None })
+    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens, in_reasoning: false, conversation: None })
 }
 
 /// The first item carries all ids of the prompt: refuses a prompt whose ids do not fit the client's frames before any

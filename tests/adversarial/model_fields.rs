@@ -232,6 +232,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         context_tokens,
         sampling,
         steering: Steering::default(),
+        marks: Vec::new(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

@@ -93,7 +93,9 @@ fn refusals_have_the_apis_form() {
     let good = json!({"model": CHATTY, "max_tokens": 1, "messages": [{"role": "user", "content": "ab"}]});
     for (name, value) in [
         ("max_tokens", json!(null)),
-        ("tools", json!([{"name": "f"}])),
+        ("tools[0].name", json!([{"name": "two words"}])),
+        ("tools[0].type", json!([{"type": "bash_20250124", "name": "bash"}])),
+        ("tool_choice", json!({"type": "any"})),
         ("thinking", json!({"type": "enabled", "budget_tokens": 1024})),
         ("temperature", json!(1.5)),
         ("messages", json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])),

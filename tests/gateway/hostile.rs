@@ -169,9 +169,37 @@ fn requests_whose_length_is_doubtful_are_refused_and_their_connection_ends() {
             .send(&format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{body}"));
         let first = connection.response();
         let status = first.map(|response| response.status);
-        assert!(matches!(status, Some(400 | 411 | 431)), "{headers}: {status:?}");
+        assert!(matches!(status, Some(400 | 431 | 501)), "{headers}: {status:?}");
         assert!(connection.line().is_none(), "{headers}: the bytes after it were read as another request");
     }
+}
+
+#[test]
+fn a_body_in_chunks_is_taken_up_to_the_limit() {
+    let settings = Settings { body_bytes: 1 << 20, ..Settings::default() };
+    let door = Door::open_with("127.0.0.1:0", None, settings);
+    let ask = |body: &str, chunk: usize| {
+        let mut connection = door.connect();
+        connection
+            .send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for part in body.as_bytes().chunks(chunk) {
+            connection.send(&format!("{:x}\r\n{}\r\n", part.len(), std::str::from_utf8(part).unwrap()));
+        }
+        connection.send("0\r\nX-Trailer: 1\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let response = connection.response().unwrap();
+        assert_eq!(response.header("connection"), Some("close"));
+        assert!(connection.line().is_none(), "the bytes after it were read as another request");
+        response
+    };
+    let body = json!({"model": TINY, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8});
+    for chunk in [1, 7, 1000] {
+        let answer = ask(&body.to_string(), chunk);
+        assert_eq!(answer.json()["choices"][0]["text"], ", there was a little girl", "{answer:?}");
+    }
+    let padded = |bytes: usize| format!("{}{}", " ".repeat(bytes - body.to_string().len()), body);
+    assert_eq!(ask(&padded(1 << 20), 50_000).status, 200);
+    assert_eq!(ask(&padded((1 << 20) + 1), 50_000).status, 413);
+    assert_eq!(ask("{", 1).status, 400);
 }
 
 #[test]

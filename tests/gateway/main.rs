@@ -15,5 +15,6 @@ mod openai;
 #[allow(dead_code)] // this binary uses a part
 mod rig;
 mod sdks;
+mod tools;
 
 use rocmforge_test_support::forge;

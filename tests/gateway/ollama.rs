@@ -125,8 +125,8 @@ fn abilities_that_are_missing_are_refused_with_their_reason() {
     let good = json!({"model": CHATTY, "messages": [{"role": "user", "content": "ab"}], "stream": false});
     for (name, value) in [
         ("format", json!("xml")),
-        ("tools", json!([{}])),
-        ("think", json!(true)),
+        ("tools[0].function", json!([{}])),
+        ("think", json!("high")),
         ("invented", json!(1)),
         ("options.repeat_penalty", json!({"repeat_penalty": 0})),
         ("options.num_ctx", json!({"num_ctx": 1_000_000})),

@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 PROMPT = "ab"
 TOKENS = 8
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"], "additionalProperties": False}
+TOOL = {"name": "buy", "description": "Buys a pet.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": TOOL}]
 
 
 def with_openai(base, model, text):
@@ -44,11 +46,7 @@ def with_openai(base, model, text):
         raise AssertionError("an unknown model was answered")
     except openai.NotFoundError as error:
         assert error.code == "model_not_found" and error.param == "model", error
-    try:
-        client.chat.completions.create(**ask, tools=[{"type": "function", "function": {"name": "f"}}])
-        raise AssertionError("tools were accepted")
-    except openai.BadRequestError as error:
-        assert error.param == "tools", error
+    with_openais_tools(client, model)
     form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     pet = client.chat.completions.create(model=model, messages=ask["messages"], seed=1, response_format=form)
     assert json.loads(pet.choices[0].message.content)["kind"] in ("cat", "dog"), pet
@@ -58,6 +56,28 @@ def with_openai(base, model, text):
     # An answer that is left is cancelled.
     with client.chat.completions.create(**{**ask, "max_tokens": 1000}, stream=True) as stream:
         next(iter(stream))
+
+
+def with_openais_tools(client, model):
+    messages = [{"role": "user", "content": PROMPT}]
+    ask = {"model": model, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": 1}
+    whole = client.chat.completions.create(**ask, messages=messages)
+    assert whole.choices[0].finish_reason == "tool_calls", whole
+    (call,) = whole.choices[0].message.tool_calls
+    assert call.function.name == "buy" and json.loads(call.function.arguments)["kind"] in ("cat", "dog"), call
+    with client.chat.completions.stream(**ask, messages=messages) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0].message.tool_calls
+    assert [(one.name, one.arguments) for one in done] == [(call.function.name, call.function.arguments)], done
+    assert final[0].function.arguments == call.function.arguments, final
+    messages += [whole.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "sold"}]
+    after = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=4, temperature=0)
+    assert after.usage.prompt_tokens > whole.usage.prompt_tokens, after
+    try:
+        client.chat.completions.create(model=model, messages=messages, tools=[{"type": "custom", "custom": {"name": "f"}}])
+        raise AssertionError("a tool that is no function was accepted")
+    except openai.BadRequestError as error:
+        assert error.param == "tools[0].type", error
 
 
 def with_anthropic(base, model, text):
@@ -74,6 +94,17 @@ def with_anthropic(base, model, text):
     assert final.content[0].text == text and final.usage.output_tokens == TOKENS, final
     counted = client.messages.count_tokens(model=model, messages=ask["messages"])
     assert counted.input_tokens == whole.usage.input_tokens
+    tools = [{"name": "buy", "description": "Buys a pet.", "input_schema": SCHEMA}]
+    demand = {"model": model, "max_tokens": 500, "tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    asked = [{"role": "user", "content": PROMPT}]
+    with client.messages.stream(**demand, messages=asked, extra_body={"top_k": 1}) as stream:
+        called = stream.get_final_message()
+    (block,) = called.content
+    assert called.stop_reason == "tool_use" and block.type == "tool_use" and block.input["kind"] in ("cat", "dog"), called
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "sold"}
+    asked += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(**demand, messages=asked, extra_body={"top_k": 1})
+    assert again.usage.input_tokens > called.usage.input_tokens, again
     try:
         client.messages.create(**{**ask, "model": "none"})
         raise AssertionError("an unknown model was answered")
@@ -94,6 +125,11 @@ def with_ollama(base, model, text):
     assert client.generate(model=model, prompt=PROMPT, options=options).response == text
     pet = client.chat(model=model, messages=messages, format=SCHEMA, options={"seed": 1, "repeat_penalty": 1.1})
     assert json.loads(pet.message.content)["kind"] in ("cat", "dog") and pet.done_reason == "stop", pet
+    used = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "buy", "arguments": {"kind": "cat"}}}]}
+    talk = [*messages, used, {"role": "tool", "tool_name": "buy", "content": "sold"}]
+    after = client.chat(model=model, messages=talk, tools=TOOLS, options=options)
+    assert after.eval_count == TOKENS and after.prompt_eval_count > whole.prompt_eval_count, after
+    assert "tools" in client.show(model).capabilities
     assert client.show(model).details.format == "gguf"
     assert model in [one.model for one in client.ps().models]
     for failing in [lambda: client.chat(model="none", messages=messages), lambda: client.pull("any")]:

@@ -154,6 +154,7 @@ impl Rig {
             context_tokens: 512,
             sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs },
             steering,
+            marks: Vec::new(),
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,

@@ -73,6 +73,7 @@ impl Rig {
             context_tokens: self.model.plan.context_length,
             sampling,
             steering: Steering::default(),
+            marks: Vec::new(),
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,

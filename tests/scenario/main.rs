@@ -51,6 +51,7 @@ mod shortages;
 mod shown;
 mod split;
 mod steering;
+mod tools;
 mod top;
 mod units;
 mod users;

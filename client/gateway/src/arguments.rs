@@ -15,7 +15,7 @@ Served paths:
   its own    GET /health, GET /metrics (for Prometheus)
 
 A field of a request that cannot be honoured is refused by its name, unless its value changes
-nothing. Request bodies need a Content-Length. A client that hangs up cancels its request.
+nothing. A client that hangs up cancels its request.
 
 Examples:
   rocmforge-gateway

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_client::asynchronous::Generation;
+use rocmforge_client::calls::{Event, Parser};
 use rocmforge_client::wire::{
     DetokenizeRequest, ErrorCode, GenerateEnd, GenerateItem, GenerateRequest, StopReason, Usage,
 };
@@ -20,7 +21,7 @@ const WHOLE_TOKENS_BYTES_MAX: usize = 8 << 20;
 const TOKEN_BYTES: usize = 64;
 
 /// A request for tokens, and what the API wants to know about them.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Wanted {
     /// The daemon's request.
     pub request: GenerateRequest,
@@ -28,6 +29,19 @@ pub struct Wanted {
     pub tokens: bool,
     /// Whether the text that ended the answer is wanted.
     pub stop_text: bool,
+    /// The reader that cuts a chat's text into parts.
+    pub reader: Option<Reader>,
+}
+
+/// Cuts the answer to a chat into text, reasoning and calls.
+#[derive(Debug)]
+pub struct Reader {
+    /// The parser for the model's form.
+    pub parser: Parser,
+    /// At most one call is wanted: what follows the first is left out.
+    pub single: bool,
+    /// The answer must be a call, so it does not begin in the prompt's reasoning.
+    pub demanded: bool,
 }
 
 /// New text of an answer.
@@ -35,6 +49,8 @@ pub struct Wanted {
 pub struct Piece {
     /// The text; the concatenation of all pieces is the answer.
     pub text: String,
+    /// The parts into which a chat's reader cuts the text so far. They may be those of an earlier piece's text.
+    pub parts: Vec<Event>,
     /// Its tokens, if they are wanted. Tokens of a stop text are among them.
     pub tokens: Vec<Token>,
 }
@@ -55,6 +71,8 @@ pub struct Token {
 pub struct Ended {
     /// Why it ended.
     pub reason: StopReason,
+    /// Whether the answer has calls of tools.
+    pub called: bool,
     /// The text that ended it, if it is wanted and known.
     pub stop_text: Option<String>,
     /// Counts of tokens.
@@ -107,6 +125,8 @@ pub struct Running {
     /// Whether the text begins with a space, once there is any.
     begins_with_space: Option<bool>,
     model: String,
+    reader: Option<Reader>,
+    called: bool,
     ended: bool,
 }
 
@@ -133,6 +153,12 @@ impl Running {
             (None, None) => 0,
         };
         let GenerateRequest { model, stop, .. } = wanted.request;
+        if let (Some(reader), Some(first)) = (&mut wanted.reader, &first)
+            && first.begins_in_reasoning()
+            && !reader.demanded
+        {
+            reader.parser.begin_in_reasoning();
+        }
         Ok(Self {
             gateway: Arc::clone(gateway),
             items,
@@ -144,6 +170,8 @@ impl Running {
             text_bytes: 0,
             begins_with_space: None,
             model,
+            reader: wanted.reader,
+            called: false,
             ended: false,
         })
     }
@@ -168,21 +196,23 @@ impl Running {
                 Some(item) => Some(item),
                 None => self.items.next_item().await?,
             };
-            let piece = match item {
+            let mut piece = match item {
                 Some(item) => self.piece(item).await?,
                 None if self.ended => return Ok(None),
                 None => {
                     self.ended = true;
                     let text = self.items.end().map(|end| end.text.clone()).unwrap_or_default();
-                    Piece { text, tokens: Vec::new() }
+                    Piece { text, ..Piece::default() }
                 }
             };
+            self.read(&mut piece);
             self.text_bytes += piece.text.len();
             if !piece.text.is_empty() {
                 self.begins_with_space.get_or_insert(piece.text.starts_with(' '));
             }
-            // An item may hold only a part of a character, or the beginning of a stop text.
-            if !piece.text.is_empty() || !piece.tokens.is_empty() {
+            // An item may hold only a part of a character, or the beginning of a stop text or of a mark.
+            let told = if self.reader.is_some() { !piece.parts.is_empty() } else { !piece.text.is_empty() };
+            if told || !piece.tokens.is_empty() {
                 return Ok(Some(piece));
             }
         }
@@ -193,7 +223,7 @@ impl Running {
             ids.extend(&item.ids);
         }
         let Some(texts) = &mut self.texts else {
-            return Ok(Piece { text: item.text, tokens: Vec::new() });
+            return Ok(Piece { text: item.text, ..Piece::default() });
         };
         let mut ids = item.ids.clone();
         ids.extend(item.logprobs.iter().flat_map(|logprob| logprob.top.iter().map(|top| top.id)));
@@ -203,7 +233,24 @@ impl Running {
             logprob: at.logprob,
             top: at.top.iter().map(|top| (texts.of(top.id), top.logprob)).collect(),
         });
-        Ok(Piece { tokens: tokens.collect(), text: item.text })
+        Ok(Piece { tokens: tokens.collect(), text: item.text, parts: Vec::new() })
+    }
+
+    /// Cuts the piece's text into parts, if the answer has a reader.
+    fn read(&mut self, piece: &mut Piece) {
+        let Some(reader) = &mut self.reader else { return };
+        let mut parts = Vec::new();
+        reader.parser.push(&piece.text, &mut parts);
+        if self.ended {
+            reader.parser.finish(&mut parts);
+        }
+        for part in parts {
+            if reader.single && self.called {
+                continue;
+            }
+            self.called |= matches!(part, Event::Call(_));
+            piece.parts.push(part);
+        }
     }
 
     /// How the answer ended; call it after the last piece.
@@ -221,7 +268,7 @@ impl Running {
             _ => None,
         };
         let (reason, usage, reused_tokens) = (end.stop_reason, end.usage, end.reused_tokens());
-        Ok(Ended { reason, stop_text, usage, reused_tokens, end })
+        Ok(Ended { reason, called: self.called, stop_text, usage, reused_tokens, end })
     }
 
     /// The stop text that ended the answer: the tokens have it, right after the text that was sent.
@@ -250,6 +297,9 @@ impl Running {
         let (mut all, mut tokens_bytes) = (Piece::default(), 0);
         while let Some(piece) = self.next().await? {
             all.text.push_str(&piece.text);
+            for part in piece.parts {
+                join(&mut all.parts, part);
+            }
             tokens_bytes +=
                 piece.tokens.iter().map(|token| TOKEN_BYTES * (1 + token.top.len())).sum::<usize>();
             all.tokens.extend(piece.tokens);
@@ -261,5 +311,29 @@ impl Running {
         }
         let ended = self.end().await?;
         Ok((all, ended))
+    }
+}
+
+/// Adds a part, to the text or the reasoning before it if it is of the same kind.
+fn join(parts: &mut Vec<Event>, part: Event) {
+    match (parts.last_mut(), part) {
+        (Some(Event::Text(before)), Event::Text(text)) => before.push_str(&text),
+        (Some(Event::Reasoning(before)), Event::Reasoning(text)) => before.push_str(&text),
+        (_, part) => parts.push(part),
+    }
+}
+
+impl Piece {
+    /// The text of its parts for the reader, and the reasoning.
+    pub fn texts(&self) -> (String, String) {
+        let (mut text, mut reasoning) = (String::new(), String::new());
+        for part in &self.parts {
+            match part {
+                Event::Text(more) => text.push_str(more),
+                Event::Reasoning(more) => reasoning.push_str(more),
+                Event::Call(_) => {}
+            }
+        }
+        (text, reasoning)
     }
 }

@@ -7,6 +7,7 @@ use rocmforge_client::wire::Preload;
 use rocmforge_client::wire::limits::LAYERS_MAX;
 
 use super::bench::{self, Arrivals, Lengths};
+use super::chat_args::{CHAT_HELP, ChatArguments};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -52,6 +53,8 @@ pub struct Arguments {
 pub enum Command {
     /// Generate text and print it as it is generated
     Run(RunArguments),
+    #[command(after_help = CHAT_HELP)]
+    Chat(ChatArguments),
     /// List the models that the daemon knows by name
     #[command(
         after_help = "Examples:\n  rocmforge-client list\n  rocmforge-client list --json | jq -r '.models[].name'"
@@ -505,7 +508,7 @@ pub struct DetokenizeArguments {
 }
 
 /// Parses a `u64`. For a number out of range, clap's own parser only reports an invalid digit.
-fn number(text: &str) -> Result<u64, String> {
+pub fn number(text: &str) -> Result<u64, String> {
     let number: i128 = text.parse().map_err(|_| "not a whole number".to_owned())?;
     u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
 }
@@ -555,12 +558,12 @@ fn layers(text: &str) -> Result<Preload, String> {
 }
 
 /// Parses a temperature, 0 to 100, the daemon's range.
-fn temperature(text: &str) -> Result<f32, String> {
+pub fn temperature(text: &str) -> Result<f32, String> {
     within(text, 100.0)
 }
 
 /// Parses a probability, 0 to 1.
-fn share(text: &str) -> Result<f32, String> {
+pub fn share(text: &str) -> Result<f32, String> {
     within(text, 1.0)
 }
 

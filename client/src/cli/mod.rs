@@ -2,9 +2,12 @@
 
 mod args;
 mod bench;
+mod chat;
+mod chat_args;
 mod doctor;
 mod limits;
 mod metrics;
+mod near;
 mod prompt;
 mod report;
 mod residency;
@@ -17,6 +20,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 use rocmforge_client::{Client, ClientError, Options, wire};
 
@@ -33,17 +37,33 @@ pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         // Help and version are not errors. Without --json, print clap's own message.
-        Err(error) if !error.use_stderr() || !asks_for_json(std::env::args_os()) => error.exit(),
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) if elsewhere(&error).is_some() => {
+            let output = Output { json: asks_for_json(std::env::args_os()) };
+            return output.fail(&Failure::usage(elsewhere(&error).unwrap_or_default()));
+        }
+        Err(error) if !asks_for_json(std::env::args_os()) => error.exit(),
         Err(error) => return Output { json: true }.fail(&Failure::usage(&one_line(&error.to_string()))),
     };
     let output = Output { json: arguments.json };
-    let outcome = dispatch(&arguments, output);
+    let outcome = dispatch(&arguments, output).map_err(|failure| {
+        let client = Client::new(options(&arguments));
+        near::with_near_model(&client, arguments.command.model(), failure)
+    });
     outcome.unwrap_or_else(|failure| output.fail(&failure))
 }
 
 /// Whether `--json` is among arguments that failed to parse. Arguments after `--` are not options.
 fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
+}
+
+/// Advice for a command that only other programs have.
+fn elsewhere(error: &clap::Error) -> Option<&'static str> {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(command)) => near::elsewhere(command),
+        _ => None,
+    }
 }
 
 /// clap's error message, without its "error:" prefix and the usage after it.
@@ -58,7 +78,12 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
     options.check()?;
     let client = Client::new(options.clone());
     match &arguments.command {
+        Command::Run(run) if run.chats(output) => return chat::run(&client, &run.into()),
         Command::Run(run) => return run::run(&client, run, output),
+        Command::Chat(_) if output.json => {
+            return Err(Failure::usage("a chat has no --json form: `run --chat --json` answers once"));
+        }
+        Command::Chat(chat) => return chat::run(&client, chat),
         Command::List => output.show(&client.list()?, tables::list)?,
         Command::Show { model, full } => {
             output.show(&client.show(&model_named(&client, model)?, *full)?, tables::show)?

@@ -39,6 +39,15 @@ pub struct Steering {
 }
 
 impl Steering {
+    /// Whether any of them is stated.
+    pub fn is_any(&self) -> bool {
+        let Self { schema, regex, grammar, logit_bias, .. } = self;
+        let penalties =
+            [self.repeat_penalty != 1.0, self.frequency_penalty != 0.0, self.presence_penalty != 0.0];
+        let forms = schema.is_some() || regex.is_some() || grammar.is_some();
+        forms || !logit_bias.is_empty() || penalties.contains(&true)
+    }
+
     /// The request with these options.
     ///
     /// # Errors

@@ -4,7 +4,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
-use super::messages::{EXT_CRITICAL, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext};
+use super::messages::{
+    EXT_CRITICAL, EXT_GENERATE_CHAT, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext,
+};
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
 pub mod limits {
@@ -68,6 +70,10 @@ pub mod limits {
     pub const EXT_BYTES_MAX: usize = 4096;
     /// Bytes of the extension with an answer's form, the first of which says its kind.
     pub const FORM_BYTES_MAX: usize = 64 << 10;
+    /// Bytes of the extension with a chat's tools, fields and variables.
+    pub const CHAT_EXTRAS_BYTES_MAX: usize = 512 << 10;
+    /// Tools of a chat.
+    pub const TOOLS_MAX: usize = 128;
     /// Biases of a request; this many fit an extension.
     pub const BIASES_MAX: usize = 500;
     /// Last tokens that penalties count.
@@ -75,10 +81,11 @@ pub mod limits {
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 3] = [
+const EXT_KNOWN: [(&str, u16); 4] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
+    ("GenerateRequest", EXT_GENERATE_CHAT),
 ];
 
 /// A payload of the protocol.
@@ -187,6 +194,7 @@ pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
     for (index, (key, bytes)) in ext.iter().enumerate() {
         let max = match (place.0, *key) {
             ("GenerateRequest", EXT_GENERATE_FORM) => limits::FORM_BYTES_MAX,
+            ("GenerateRequest", EXT_GENERATE_CHAT) => limits::CHAT_EXTRAS_BYTES_MAX,
             _ => limits::EXT_BYTES_MAX,
         };
         within(bytes.len(), "bytes", max, place)?;

@@ -76,6 +76,8 @@ fn the_document_states_the_limits_of_the_code() {
         ("EXTS", limits::EXT_MAX),
         ("EXT", limits::EXT_BYTES_MAX),
         ("FORM", limits::FORM_BYTES_MAX),
+        ("EXTRAS", limits::CHAT_EXTRAS_BYTES_MAX),
+        ("TOOLS", limits::TOOLS_MAX),
         ("BIASES", limits::BIASES_MAX),
         ("LAST", limits::PENALTY_TOKENS_MAX as usize),
     ] {

@@ -3,6 +3,7 @@
 #![allow(clippy::panic, clippy::unwrap_used)] // tests
 
 mod bench;
+mod chat;
 mod command_line;
 mod connecting;
 mod failing;

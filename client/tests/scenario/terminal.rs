@@ -18,7 +18,7 @@ const HOSTILE: &str = "a\u{1b}]0;x\u{7}\u{9b}2J\u{7f}\r\tb\n\u{1b}[2J";
 const SHOWN: &str = "a\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{7f}\\u{d}\tb\r\n\\u{1b}[2J";
 
 /// A terminal: the side of the screen, and the side of the programs.
-fn terminal() -> (File, OwnedFd) {
+pub fn terminal() -> (File, OwnedFd) {
     let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&screen).unwrap();
     unlockpt(&screen).unwrap();

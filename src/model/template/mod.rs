@@ -10,6 +10,7 @@
 mod child;
 mod environment;
 mod error;
+mod extras;
 mod renderer;
 mod time;
 mod tojson;
@@ -17,6 +18,7 @@ mod tojson;
 pub use child::child_main;
 pub use environment::render_unconfined;
 pub use error::TemplateError;
+pub use extras::{Extras, ExtrasError};
 pub use renderer::Renderer;
 
 use serde::{Deserialize, Serialize};
@@ -65,8 +67,8 @@ pub struct TemplateRequest {
 pub struct Message {
     /// `system`, `user`, `assistant` or `tool`; the template decides which it supports.
     pub role: String,
-    /// Text of the message.
-    pub content: String,
+    /// Text of the message; `None` for a message of tool calls alone.
+    pub content: Option<String>,
     /// Further fields, such as `tool_calls`.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, serde_json::Value>,
@@ -100,6 +102,6 @@ impl TemplateRequest {
 impl Message {
     /// A message of text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), fields: serde_json::Map::new() }
+        Self { role: role.into(), content: Some(content.into()), fields: serde_json::Map::new() }
     }
 }

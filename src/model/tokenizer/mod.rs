@@ -10,6 +10,7 @@ use super::gguf::Gguf;
 mod alphabet;
 mod bpe;
 mod error;
+mod marks;
 mod parts;
 mod pretokenizer;
 mod sentencepiece;

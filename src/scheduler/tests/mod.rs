@@ -207,6 +207,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         context_tokens: 4096,
         sampling,
         steering: Steering::default(),
+        marks: Vec::new(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

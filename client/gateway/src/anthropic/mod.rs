@@ -26,9 +26,10 @@ pub async fn messages(
     since: Instant,
 ) -> Result<Response<Body>, Failure> {
     let asked = request::Asked::of_message(params)?;
-    let message = response::Message::new(asked.wanted.request.model.clone());
-    let mut running = Running::start(gateway, asked.wanted, since).await?;
-    if asked.stream {
+    let message = response::Message::new(asked.model.clone());
+    let stream = asked.stream;
+    let mut running = Running::start(gateway, asked.wanted(gateway).await?, since).await?;
+    if stream {
         return Ok(events::response(running, message));
     }
     let (piece, ended) = running.whole().await?;
@@ -46,6 +47,6 @@ pub async fn count_tokens(
     since: Instant,
 ) -> Result<Response<Body>, Failure> {
     let asked = request::Asked::of_count(params)?;
-    let running = Running::start(gateway, asked.wanted, since).await?;
+    let running = Running::start(gateway, asked.wanted(gateway).await?, since).await?;
     Ok(json(&json!({"input_tokens": running.prompt_tokens()})))
 }

@@ -4,21 +4,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::Response;
+use rocmforge_client::calls::{Call, Event, Message};
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::{
-    AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest,
-    StopReason,
+    AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, StopReason,
 };
 use serde_json::{Value, json};
 
 use super::options::Chosen;
 use super::untagged;
 use crate::Gateway;
-use crate::chat::message;
+use crate::chat::{Chat, cut, function_calls, function_tool, message, tools};
 use crate::clock::rfc3339;
 use crate::events::{self, Events};
 use crate::failure::Failure;
-use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::generation::{Ended, Piece, Reader, Running, Wanted};
+use crate::models::shown;
 use crate::params::{Params, is_empty};
 use crate::reply::{Body, json};
 use crate::steering::ollama_format;
@@ -38,13 +39,22 @@ pub async fn chat(
         None => Vec::new(),
         Some(_) => return Err(params.refuse("messages", "it is not a list")),
     };
+    let mut chat = Chat { tools: tools(&mut params, function_tool)?, ..Chat::default() };
+    if common.form.is_some() && !chat.tools.is_empty() {
+        let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
+        return Err(params.refuse("format", reason));
+    }
+    if let Some(think) = params.flag("think")? {
+        chat.variables.insert("enable_thinking".to_owned(), json!(think));
+    }
     params.finish()?;
     let messages = messages.into_iter().enumerate().map(|(number, value)| one_message(number, value));
-    let messages = messages.collect::<Result<Vec<_>, _>>()?;
-    if messages.is_empty() {
+    chat.messages = messages.collect::<Result<Vec<_>, _>>()?;
+    if chat.messages.is_empty() {
         return load(gateway, &common, Kind::Chat).await;
     }
-    common.answer(gateway, Prompt::Chat(messages), Kind::Chat, since).await
+    let (request, reader) = chat.request(gateway, &common.model).await?;
+    common.answer(gateway, request, Some(reader), Kind::Chat, since).await
 }
 
 /// `POST /api/generate`
@@ -60,7 +70,7 @@ pub async fn generate(
     let text = params.text("prompt")?.unwrap_or_default();
     let system = params.text("system")?.filter(|system| !system.is_empty());
     let raw = params.flag("raw")?.unwrap_or(false);
-    for name in ["suffix", "template", "context", "images"] {
+    for name in ["suffix", "template", "context", "images", "think"] {
         params.only(name, is_empty)?;
     }
     if raw && system.is_some() {
@@ -77,16 +87,12 @@ pub async fn generate(
         }
         Prompt::Text(text)
     } else {
+        let message = |role: &str, content: String| ChatMessage { role: role.to_owned(), content };
         let system = system.map(|system| message("system", system));
         Prompt::Chat(system.into_iter().chain([message("user", text)]).collect())
     };
-    common.answer(gateway, prompt, Kind::Generate, since).await
-}
-
-async fn shown(gateway: &Gateway, model: &str) -> Result<ShowReply, Failure> {
-    let model = model.to_owned();
-    let request = ShowRequest { model, full: false, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
-    Ok(gateway.client.call(&request).await?)
+    let request = GenerateRequest::new(&common.model, prompt);
+    common.answer(gateway, request, None, Kind::Generate, since).await
 }
 
 /// A request without a prompt maps the model, so that the next one need not wait for it.
@@ -97,24 +103,39 @@ async fn load(gateway: &Gateway, common: &Common, kind: Kind) -> Result<Response
     }
     let (name, request_id) = (common.model.clone(), random_request_id());
     gateway.client.call(&LoadRequest { name, by_descriptor: false, request_id, ext: vec![] }).await?;
-    let mut value = Lines { model: common.model.clone(), kind }.line("", true);
+    let mut value = Lines { model: common.model.clone(), kind }.line(&Piece::default(), true);
     value["done_reason"] = json!("load");
     Ok(json(&value))
 }
 
-fn one_message(number: usize, value: Value) -> Result<ChatMessage, Failure> {
+fn one_message(number: usize, value: Value) -> Result<Message, Failure> {
     let mut params = Params::inside(&format!("messages[{number}]"), value)?;
     let role = params.required_text("role")?;
-    if !["system", "user", "assistant"].contains(&role.as_str()) {
-        let reason = format!("{role:?} cannot be honoured here: system, user or assistant");
+    if !["system", "user", "assistant", "tool"].contains(&role.as_str()) {
+        let reason = format!("{:?} cannot be honoured here: system, user, assistant or tool", cut(&role));
         return Err(params.refuse("role", reason));
     }
-    let content = params.text("content")?.unwrap_or_default();
+    let mut message = message(&role, params.text("content")?.unwrap_or_default());
+    match role.as_str() {
+        "assistant" => {
+            message.calls = function_calls(&mut params)?;
+            message.reasoning = params.text("thinking")?.filter(|text| !text.is_empty());
+            if message.content.as_deref() == Some("") && !message.calls.is_empty() {
+                message.content = None;
+            }
+        }
+        "tool" => {
+            let named = params.text("tool_name")?;
+            message.tool = named.or(params.text("name")?);
+            message.call_id = params.text("tool_call_id")?;
+        }
+        _ => {}
+    }
     for name in ["images", "tool_calls", "thinking", "tool_name"] {
         params.only(name, is_empty)?;
     }
     params.finish()?;
-    Ok(message(&role, content))
+    Ok(message)
 }
 
 /// The fields that both requests have.
@@ -133,7 +154,7 @@ impl Common {
         // The daemon keeps models as its own rules say. Ollama's time changes no answer.
         let unload = params.take("keep_alive").is_some_and(|time| time == 0 || time == "0" || time == "0s");
         let form = ollama_format(params)?;
-        for name in ["tools", "think", "logprobs", "top_logprobs"] {
+        for name in ["logprobs", "top_logprobs"] {
             params.only(name, is_empty)?;
         }
         let options = Chosen::take(params)?;
@@ -143,20 +164,21 @@ impl Common {
     async fn answer(
         self,
         gateway: &Arc<Gateway>,
-        prompt: Prompt,
+        request: GenerateRequest,
+        reader: Option<Reader>,
         kind: Kind,
         since: Instant,
     ) -> Result<Response<Body>, Failure> {
         self.check_context(gateway).await?;
-        let request = self.options.fill(GenerateRequest::new(&self.model, prompt), self.form);
-        let wanted = Wanted { request, tokens: false, stop_text: false };
+        let request = self.options.fill(request, self.form);
+        let wanted = Wanted { request, tokens: false, stop_text: false, reader };
         let mut running = Running::start(gateway, wanted, since).await?;
         let lines = Lines { model: self.model, kind };
         if self.stream {
             return Ok(events::response(running, lines));
         }
         let (piece, ended) = running.whole().await?;
-        Ok(json(&lines.last(&piece.text, &ended)))
+        Ok(json(&lines.last(&piece, &ended)))
     }
 
     /// Every request has the model's whole context, so a smaller `num_ctx` is satisfied.
@@ -178,6 +200,28 @@ enum Kind {
     Generate,
 }
 
+/// The message of a piece of an answer.
+fn said(piece: &Piece) -> Value {
+    let (text, reasoning) = piece.texts();
+    let mut message = json!({"role": "assistant", "content": text});
+    if !reasoning.is_empty() {
+        message["thinking"] = json!(reasoning);
+    }
+    let call = |part: &Event| match part {
+        Event::Call(Call { name, arguments, .. }) => {
+            // The parser made them from an object.
+            let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+            Some(json!({"function": {"name": name, "arguments": arguments}}))
+        }
+        _ => None,
+    };
+    let calls: Vec<Value> = piece.parts.iter().filter_map(call).collect();
+    if !calls.is_empty() {
+        message["tool_calls"] = json!(calls);
+    }
+    message
+}
+
 /// The lines of an answer, and its whole form.
 struct Lines {
     model: String,
@@ -185,21 +229,21 @@ struct Lines {
 }
 
 impl Lines {
-    fn line(&self, text: &str, done: bool) -> Value {
+    fn line(&self, piece: &Piece, done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": rfc3339(), "done": done});
         match self.kind {
-            Kind::Chat => line["message"] = json!({"role": "assistant", "content": text}),
-            Kind::Generate => line["response"] = json!(text),
+            Kind::Chat => line["message"] = said(piece),
+            Kind::Generate => line["response"] = json!(piece.text),
         }
         line
     }
 
     /// The last line, or the only one. Times are in nanoseconds.
-    fn last(&self, text: &str, ended: &Ended) -> Value {
+    fn last(&self, piece: &Piece, ended: &Ended) -> Value {
         let times = &ended.end.timings;
         let ns = |us: u64| us.saturating_mul(1000);
         let total = times.queue_us + times.load_us + times.prefill_us + times.decode_us;
-        let mut line = self.line(text, true);
+        let mut line = self.line(piece, true);
         line["done_reason"] = match ended.reason {
             StopReason::EndOfGeneration | StopReason::StopText => json!("stop"),
             StopReason::MaxTokens | StopReason::ContextFull => json!("length"),
@@ -222,11 +266,11 @@ impl Events for Lines {
     }
 
     fn piece(&mut self, piece: &Piece) -> String {
-        format!("{}\n", self.line(&piece.text, false))
+        format!("{}\n", self.line(piece, false))
     }
 
     fn end(&mut self, ended: &Ended) -> String {
-        format!("{}\n", self.last("", ended))
+        format!("{}\n", self.last(&Piece::default(), ended))
     }
 
     fn failed(&mut self, failure: &Failure) -> String {

@@ -120,9 +120,12 @@ pub async fn show(gateway: &Arc<Gateway>, mut params: Params) -> Result<Response
     ] {
         info[format!("{architecture}.{key}")] = json!(value);
     }
+    // Models whose template knows no tools get them described.
+    let capabilities =
+        if shown.chat_template { json!(["completion", "tools"]) } else { json!(["completion"]) };
     Ok(json(&json!({
         "modelfile": "", "parameters": "", "template": "", "details": details, "model_info": info,
-        "capabilities": ["completion"],
+        "capabilities": capabilities,
     })))
 }
 

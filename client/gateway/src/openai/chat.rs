@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::Response;
+use rocmforge_client::calls::Message;
 use rocmforge_client::random_request_id;
-use rocmforge_client::wire::{ChatMessage, GenerateRequest, Prompt, limits};
-use serde_json::{Value, json};
+use rocmforge_client::wire::limits;
+use serde_json::{Map, Value, json};
 
-use super::{Common, DONE, event, finish_reason, logprobs, usage};
+use super::Common;
+use super::chunks::Chunks;
 use crate::Gateway;
-use crate::chat::{message, text_of};
+use crate::chat::{Chat, Choice, cut, function_calls, function_tool, text_of, tools};
 use crate::clock::unix_seconds;
-use crate::events::{self, Events};
+use crate::events;
 use crate::failure::Failure;
-use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::generation::{Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
 use crate::steering::{Steering, response_format};
@@ -32,15 +34,24 @@ pub async fn chat_completions(
     since: Instant,
 ) -> Result<Response<Body>, Failure> {
     let asked = Asked::take(params)?;
-    let mut running = Running::start(gateway, asked.wanted, since).await?;
+    let (common, chat) = (asked.common, asked.chat);
+    let (mut request, reader) = chat.request(gateway, &common.model).await?;
+    request.max_tokens = asked.max_tokens;
+    request.sampling = common.sampling;
+    request.sampling.top_logprobs = asked.top.map_or(0, |top| top.max(1));
+    request.stop = common.stop;
+    let request = asked.steering.fill(request);
+    let wanted = Wanted { request, tokens: asked.top.is_some(), stop_text: false, reader: Some(reader) };
+    let mut running = Running::start(gateway, wanted, since).await?;
     let chunks = Chunks {
         id: format!("chatcmpl-{:032x}", random_request_id()),
         created: unix_seconds(),
-        model: asked.model,
-        top: asked.top,
-        include_usage: asked.include_usage,
+        model: common.model,
+        top: asked.top.map(|top| top as usize),
+        include_usage: common.include_usage,
+        calls: 0,
     };
-    if asked.stream {
+    if common.stream {
         return Ok(events::response(running, chunks));
     }
     let (piece, ended) = running.whole().await?;
@@ -49,40 +60,73 @@ pub async fn chat_completions(
 
 /// A request, read.
 struct Asked {
-    model: String,
-    stream: bool,
-    include_usage: bool,
+    common: Common,
+    chat: Chat,
+    max_tokens: u32,
     /// Alternatives of each token that are wanted; `None` without log-probabilities.
-    top: Option<usize>,
-    wanted: Wanted,
+    top: Option<u32>,
+    steering: Steering,
 }
 
 impl Asked {
     fn take(mut params: Params) -> Result<Self, Failure> {
-        let common = Common::take(&mut params)?;
+        let mut common = Common::take(&mut params)?;
         let messages = params.required_list("messages")?;
         let messages = messages.into_iter().enumerate().map(|(number, value)| one_message(number, value));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let (newer, older) =
             (params.whole("max_completion_tokens", 1..=u32::MAX)?, params.whole("max_tokens", 1..=u32::MAX)?);
         let top = top_logprobs(&mut params)?;
-        let steering = Steering { form: response_format(&mut params)?, penalties: Some(common.penalties) };
+        let form = response_format(&mut params)?;
+        let chat = of_tools(&mut params, messages)?;
+        if form.is_some() && !chat.tools.is_empty() {
+            let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
+            return Err(params.refuse("response_format", reason));
+        }
+        let steering = Steering { form, penalties: Some(std::mem::take(&mut common.penalties)) };
         refuse_others(&mut params)?;
         params.finish()?;
-        let mut request = GenerateRequest::new(&common.model, Prompt::Chat(messages));
-        request.max_tokens = newer.or(older).unwrap_or(0);
-        request.sampling = common.sampling;
-        request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
-        request.stop = common.stop;
-        let request = steering.fill(request);
-        Ok(Self {
-            model: common.model,
-            stream: common.stream,
-            include_usage: common.include_usage,
-            top: top.map(|top| top as usize),
-            wanted: Wanted { request, tokens: top.is_some(), stop_text: false },
-        })
+        Ok(Self { common, chat, max_tokens: newer.or(older).unwrap_or(0), top, steering })
     }
+}
+
+/// The chat of these messages, with the request's tools.
+fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure> {
+    const CHOICE: &str = "tool_choice";
+    let mut tools = tools(params, function_tool)?;
+    let choice = match params.take(CHOICE) {
+        None => Choice::Auto,
+        Some(value) if value == "auto" => Choice::Auto,
+        Some(value) if value == "none" => {
+            tools.clear();
+            Choice::Auto
+        }
+        Some(value) if value == "required" => Choice::Any,
+        Some(value) if value["type"] == "function" => {
+            let place = format!("{CHOICE}.function");
+            let mut function = Params::inside(&place, value["function"].clone())?;
+            let name = function.required_text("name")?;
+            function.finish()?;
+            Choice::Named(name)
+        }
+        Some(value) => {
+            let reason = format!(
+                "{} cannot be honoured here: none, auto, required, or one function's name",
+                cut(&value.to_string())
+            );
+            return Err(params.refuse(CHOICE, reason));
+        }
+    };
+    let single = !params.flag("parallel_tool_calls")?.unwrap_or(true) || matches!(choice, Choice::Named(_));
+    // Not OpenAI's, but common among servers of this API.
+    let variables = match params.take("chat_template_kwargs") {
+        None => Map::new(),
+        Some(Value::Object(variables)) => variables,
+        Some(_) => return Err(params.refuse("chat_template_kwargs", "it is no object")),
+    };
+    let chat = Chat { messages, tools, choice, single, variables };
+    chat.check(CHOICE)?;
+    Ok(chat)
 }
 
 /// Alternatives of each token; `None` without `logprobs`.
@@ -98,104 +142,48 @@ fn top_logprobs(params: &mut Params) -> Result<Option<u32>, Failure> {
 
 /// Fields that ask for abilities which neither gateway nor daemon has.
 fn refuse_others(params: &mut Params) -> Result<(), Failure> {
-    params.only("tool_choice", |choice| choice == "none" || choice == "auto")?;
     params.only("function_call", |call| call == "none" || call == "auto")?;
     params.only("modalities", |modalities| *modalities == json!(["text"]))?;
-    ["tools", "functions", "audio", "prediction"].into_iter().try_for_each(|name| params.only(name, is_empty))
+    ["functions", "audio", "prediction"].into_iter().try_for_each(|name| params.only(name, is_empty))
 }
 
-fn one_message(number: usize, value: Value) -> Result<ChatMessage, Failure> {
+fn one_message(number: usize, value: Value) -> Result<Message, Failure> {
     let mut params = Params::inside(&format!("messages[{number}]"), value)?;
     let role = params.required_text("role")?;
     let role = match role.as_str() {
-        "system" | "user" | "assistant" => role.as_str(),
+        "system" | "user" | "assistant" | "tool" => role.as_str(),
         // The newer name of the system's message; chat templates know the older one.
         "developer" => "system",
         other => {
-            let reason = format!("{other:?} cannot be honoured here: system, developer, user or assistant");
+            let reason = format!(
+                "{:?} cannot be honoured here: system, developer, user, assistant or tool",
+                cut(other)
+            );
             return Err(params.refuse("role", reason));
         }
     };
     let place = params.full("content");
-    let content = params.take("content").ok_or_else(|| refused(&place, "it is required"))?;
-    let content = text_of(&place, content)?;
+    let content = params.take("content").map(|content| text_of(&place, content)).transpose()?;
+    let mut message = Message { role: role.to_owned(), content, ..Message::default() };
+    match role {
+        "assistant" => {
+            message.calls = function_calls(&mut params)?;
+            message.reasoning = params.text("reasoning_content")?.filter(|text| !text.is_empty());
+        }
+        "tool" => {
+            message.call_id = Some(params.required_text("tool_call_id")?);
+            message.tool = params.text("name")?;
+        }
+        _ => {}
+    }
+    if message.content.is_none() && message.calls.is_empty() {
+        return Err(refused(&place, "it is required"));
+    }
     // Fields of answers, which clients send back with them.
     for name in ["refusal", "tool_calls", "function_call", "audio"] {
         params.only(name, is_empty)?;
     }
     params.drop_harmless(&["annotations"]);
     params.finish()?;
-    Ok(message(role, content))
-}
-
-/// The events of an answer, and its whole form.
-struct Chunks {
-    id: String,
-    created: u64,
-    model: String,
-    top: Option<usize>,
-    include_usage: bool,
-}
-
-impl Chunks {
-    fn whole(&self, piece: &Piece, ended: &Ended) -> Value {
-        json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [{
-                "index": 0,
-                "message": {"role": "assistant", "content": piece.text, "refusal": null},
-                "logprobs": self.top.map(|top| logprobs::of_chat(&piece.tokens, top)),
-                "finish_reason": finish_reason(ended.reason),
-            }],
-            "usage": usage(ended),
-        })
-    }
-
-    fn chunk(&self, choices: Value, usage: Option<Value>) -> String {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        });
-        if self.include_usage {
-            chunk["usage"] = usage.unwrap_or(Value::Null);
-        }
-        event(&chunk)
-    }
-
-    fn delta(&self, delta: Value, logprobs: Option<Value>, finish_reason: Option<&str>) -> String {
-        let choice =
-            json!({"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason});
-        self.chunk(json!([choice]), None)
-    }
-}
-
-impl Events for Chunks {
-    const CONTENT_TYPE: &'static str = "text/event-stream";
-
-    fn begin(&mut self, _prompt_tokens: usize) -> String {
-        self.delta(json!({"role": "assistant", "content": ""}), None, None)
-    }
-
-    fn piece(&mut self, piece: &Piece) -> String {
-        let logprobs = self.top.map(|top| logprobs::of_chat(&piece.tokens, top));
-        self.delta(json!({"content": piece.text}), logprobs, None)
-    }
-
-    fn end(&mut self, ended: &Ended) -> String {
-        let mut events = self.delta(json!({}), None, Some(finish_reason(ended.reason)));
-        if self.include_usage {
-            events += &self.chunk(json!([]), Some(usage(ended)));
-        }
-        events + DONE
-    }
-
-    fn failed(&mut self, failure: &Failure) -> String {
-        event(&failure.body(crate::api::Api::OpenAi))
-    }
+    Ok(message)
 }

@@ -47,7 +47,7 @@ pub async fn completions(
     request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
     let request = Steering { form: None, penalties: Some(common.penalties) }.fill(request);
-    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false };
+    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None };
     let mut running = Running::start(gateway, wanted, since).await?;
     let mut chunks = Chunks {
         id: format!("cmpl-{:032x}", random_request_id()),

@@ -1,6 +1,7 @@
 //! OpenAI's API: models, chat completions, completions.
 
 mod chat;
+mod chunks;
 mod completions;
 mod logprobs;
 mod models;
@@ -24,14 +25,13 @@ const TEMPERATURE: f32 = 1.0;
 const DONE: &str = "data: [DONE]\n\n";
 
 /// Fields that change no answer: they are for the service's own books.
-const HARMLESS: [&str; 8] = [
+const HARMLESS: [&str; 7] = [
     "user",
     "metadata",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     "store",
 ];
 

@@ -3,6 +3,7 @@
 //! Rules: no `usize`, no floats below 32 bits, no maps, no recursion, no elements of size zero, no serde attributes.
 //! Every message ends in `ext`. Once released, a message's fields stay, and enum variants are only appended.
 
+mod chat;
 mod daemon;
 mod doctor;
 mod generate;
@@ -13,6 +14,7 @@ mod sessions;
 mod steering;
 mod users;
 
+pub use chat::*;
 pub use daemon::*;
 pub use doctor::*;
 pub use generate::*;

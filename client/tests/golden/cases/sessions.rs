@@ -37,5 +37,8 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let grammar = AnswerForm::new(FormKind::Lark, &format!("start: /{}/", "a".repeat(5000)));
     let both = generate.clone().with_form(&grammar).with_penalties(&penalties);
     let both = frame(Op::Generate, "penalties", at(19), both);
-    groups.into_iter().flatten().chain([reused, named, ended, ordered, dropped, formed, both]).collect()
+    let extras = format!(r#"{{"tools": [], "variables": {{"a": "{}"}}}}"#, "a".repeat(5000));
+    let tools = frame(Op::Generate, "tools", at(21), generate.clone().with_marks().with_chat_extras(&extras));
+    let all = [reused, named, ended, ordered, dropped, formed, both, tools];
+    groups.into_iter().flatten().chain(all).collect()
 }

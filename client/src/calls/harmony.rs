@@ -1,0 +1,135 @@
+//! Answers of gpt-oss: messages on channels.
+
+use super::Event;
+use super::body;
+use super::parser::kept;
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+/// Marks that end a message's text.
+const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
+const CONSTRAIN: &str = "<|constrain|>";
+/// The recipient of calls.
+const FUNCTIONS: &str = "to=functions.";
+
+/// Reads one answer, which begins with a message's header or inside a message.
+#[derive(Debug, Default)]
+pub struct Harmony {
+    buffer: String,
+    state: State,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// Between messages.
+    #[default]
+    Outside,
+    /// In the text of a message of this kind.
+    Inside(Kind),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Text,
+    /// A call of this function, after a header of so many bytes, which the buffer still has.
+    Call(String, usize),
+}
+
+impl Harmony {
+    /// Takes more text.
+    pub fn push(&mut self, text: &str, events: &mut Vec<Event>) {
+        self.buffer.push_str(text);
+        while self.step(false, events) {}
+    }
+
+    /// Takes the end of the answer.
+    pub fn finish(&mut self, events: &mut Vec<Event>) {
+        while self.step(true, events) {}
+    }
+
+    /// True if there is more to do.
+    fn step(&mut self, last: bool, events: &mut Vec<Event>) -> bool {
+        match self.state.clone() {
+            State::Outside => self.outside(last, events),
+            State::Inside(Kind::Call(name, header)) => self.call(&name, header, last, events),
+            State::Inside(kind) => self.inside(&kind, last, events),
+        }
+    }
+
+    fn outside(&mut self, last: bool, events: &mut Vec<Event>) -> bool {
+        if self.buffer.is_empty() {
+            return false;
+        }
+        let begins = [START, CHANNEL];
+        if !begins.iter().any(|mark| self.buffer.starts_with(mark)) {
+            if !last && begins.iter().any(|mark| mark.starts_with(self.buffer.as_str())) {
+                return false;
+            }
+            self.state = State::Inside(Kind::Text);
+            return true;
+        }
+        let Some(at) = self.buffer.find(MESSAGE) else {
+            if last {
+                events.push(Event::Text(std::mem::take(&mut self.buffer)));
+            }
+            return false;
+        };
+        let header = self.buffer[..at].replace(CONSTRAIN, " ");
+        let length = at + MESSAGE.len();
+        let channel = header.split_once(CHANNEL).map_or("", |(_, after)| after.trim_start());
+        let kind = match header.split_once(FUNCTIONS) {
+            Some((_, name)) => {
+                let end = name.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(name.len());
+                Kind::Call(name[..end].to_owned(), length)
+            }
+            None if channel.starts_with("analysis") => Kind::Reasoning,
+            None => Kind::Text,
+        };
+        if !matches!(kind, Kind::Call(..)) {
+            self.buffer.drain(..length);
+        }
+        self.state = State::Inside(kind);
+        true
+    }
+
+    fn inside(&mut self, kind: &Kind, last: bool, events: &mut Vec<Event>) -> bool {
+        let end = end_of(&self.buffer);
+        let until = match end {
+            Some((at, _)) => at,
+            None if last => self.buffer.len(),
+            None => kept(&self.buffer, &ENDS),
+        };
+        let text: String = self.buffer.drain(..until).collect();
+        if !text.is_empty() {
+            events.push(if *kind == Kind::Reasoning { Event::Reasoning(text) } else { Event::Text(text) });
+        }
+        let Some((_, mark)) = end else { return false };
+        self.buffer.drain(..mark);
+        self.state = State::Outside;
+        true
+    }
+
+    fn call(&mut self, name: &str, header: usize, last: bool, events: &mut Vec<Event>) -> bool {
+        let found = end_of(&self.buffer[header..]);
+        let (end, mark) = match found {
+            Some((at, mark)) => (header + at, mark),
+            None if last => (self.buffer.len(), 0),
+            None => return false,
+        };
+        match body::of_parts(name, &self.buffer[header..end], None) {
+            Some(call) => events.push(Event::Call(call)),
+            None => events.push(Event::Text(self.buffer[..end].to_owned())),
+        }
+        self.buffer.drain(..end + mark);
+        self.state = State::Outside;
+        !self.buffer.is_empty()
+    }
+}
+
+/// Where a message's text ends, and the bytes of the mark that is not part of the next message.
+fn end_of(text: &str) -> Option<(usize, usize)> {
+    let found = ENDS.iter().filter_map(|mark| Some((text.find(mark)?, *mark))).min();
+    found.map(|(at, mark)| (at, if mark == START || mark == CHANNEL { 0 } else { mark.len() }))
+}

@@ -1,0 +1,69 @@
+//! Tool calls and reasoning in a model's answer: pure text work, shared by all clients.
+//!
+//! The daemon's text of an answer is the model's own. Each family of models writes tool calls in a form of its own. The daemon
+//! tells the name of the form, found in the chat template ([`Form::of_template`]), with `ShowReply`. A [`Parser`] then cuts the
+//! text, as it arrives, into text, reasoning and calls. [`demand`] makes a constraint under which an answer must be a call.
+//! [`conversation`] puts tools into the messages for models whose template knows none.
+
+mod body;
+mod conversation;
+mod demand;
+mod form;
+mod harmony;
+mod parser;
+mod scan;
+
+pub use conversation::{Conversation, Message, conversation};
+pub use demand::{Demand, demand};
+pub use form::Form;
+pub use parser::Parser;
+
+use serde_json::Value;
+
+/// A tool that the model may call: a function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// The function's name.
+    pub name: String,
+    /// Its purpose, for the model.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, an object.
+    pub parameters: Value,
+}
+
+impl Tool {
+    /// The tool as chat templates know it.
+    pub fn for_template(&self) -> Value {
+        let mut function = serde_json::json!({"name": self.name});
+        if let Some(description) = &self.description {
+            function["description"] = description.as_str().into();
+        }
+        function["parameters"] = self.parameters.clone();
+        serde_json::json!({"type": "function", "function": function})
+    }
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The function's name. Only forms without marks require that a tool has it.
+    pub name: String,
+    /// Its arguments, a JSON object.
+    pub arguments: String,
+    /// The name that the model gave to the call, in forms that have one.
+    pub id: Option<String>,
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Text for the reader.
+    Text(String),
+    /// The model's reasoning, which is not part of the answer.
+    Reasoning(String),
+    /// A whole call.
+    Call(Call),
+}
+
+#[cfg(test)]
+mod tests;

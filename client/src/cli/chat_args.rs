@@ -1,0 +1,132 @@
+//! Arguments of `chat`, and what commands have in common.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::Args;
+use rocmforge_client::wire::SamplingOptions;
+
+use super::args::{Command, RunArguments, number, share, temperature};
+use super::report::Output;
+
+pub const CHAT_HELP: &str = "\
+Lines that begin with / are commands: /clear, /system TEXT, /save FILE, /load FILE, /exit, /help. Ctrl-C
+ends an answer early, and the chat goes on. Without a terminal, each line of standard input is a
+message, and only the answers are printed. Lines that you edited are kept in
+$XDG_STATE_HOME/rocmforge/chat-history.
+
+Examples:
+  rocmforge-client chat smollm2-135m-instruct-q4_1
+  rocmforge-client chat smollm2-135m-instruct-q4_1 --system 'Answer in one word.' --temperature 0
+  printf 'Hello\\nWho are you?\\n' | rocmforge-client chat smollm2-135m-instruct-q4_1";
+
+/// Chat with a model, line by line
+#[derive(Debug, Args)]
+pub struct ChatArguments {
+    /// A name, or a file: with a `/`, or an existing `*.gguf`; a file is opened here and passed to the daemon
+    pub model: String,
+    /// A system message before the chat
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Go on with a chat that /save wrote
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+    /// Most tokens of an answer; 0: until the model ends or the context is full
+    #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
+    pub max_tokens: u32,
+    /// Randomness, 0 to 100; 0 always takes the most likely token
+    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
+    pub temperature: f32,
+    /// Draw from this many most likely tokens; 0: from all
+    #[arg(long, default_value_t = 40, value_name = "N", allow_negative_numbers = true)]
+    pub top_k: u32,
+    /// Draw from the most likely tokens that together have this probability; 1: from all
+    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    pub top_p: f32,
+    /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
+    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    pub min_p: f32,
+    /// Seed for repeatable draws [default: random]
+    #[arg(long, allow_negative_numbers = true, value_parser = number)]
+    pub seed: Option<u64>,
+}
+
+impl ChatArguments {
+    /// How tokens are drawn.
+    pub fn sampling(&self) -> SamplingOptions {
+        SamplingOptions {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+            top_logprobs: 0,
+        }
+    }
+}
+
+impl From<&RunArguments> for ChatArguments {
+    fn from(run: &RunArguments) -> Self {
+        Self {
+            model: run.model.clone(),
+            system: run.system.clone(),
+            load: None,
+            max_tokens: run.max_tokens,
+            temperature: run.temperature,
+            top_k: run.top_k,
+            top_p: run.top_p,
+            min_p: run.min_p,
+            seed: run.seed,
+        }
+    }
+}
+
+impl RunArguments {
+    /// Whether a person at a terminal gave no prompt, and so wants to chat. Options that a chat does not have say the opposite.
+    pub fn chats(&self, output: Output) -> bool {
+        let Self {
+            prompt,
+            stop,
+            ids,
+            session,
+            context_shift,
+            priority,
+            ignore_eog,
+            logprobs,
+            timeout,
+            stats,
+            ..
+        } = self;
+        let plain = prompt.is_none() && stop.is_empty() && session.is_none() && priority.is_none();
+        let plain =
+            plain && !(*ids || *context_shift || *ignore_eog || *stats || *logprobs > 0 || *timeout > 0);
+        plain
+            && !self.steering.is_any()
+            && !output.json
+            && std::io::stdin().is_terminal()
+            && std::io::stdout().is_terminal()
+    }
+}
+
+impl Command {
+    /// The model that the command names.
+    pub fn model(&self) -> Option<&str> {
+        match self {
+            Self::Run(RunArguments { model, .. })
+            | Self::Chat(ChatArguments { model, .. })
+            | Self::Show { model, .. }
+            | Self::Load { model, .. }
+            | Self::Preload { model, .. }
+            | Self::Pin { model }
+            | Self::Unpin { model }
+            | Self::Rules { model, .. }
+            | Self::Plan { model, .. }
+            | Self::Unload { model } => Some(model),
+            Self::ClearCache { model, .. } => model.as_deref(),
+            Self::Tokenize(arguments) => Some(&arguments.model),
+            Self::Detokenize(arguments) => Some(&arguments.model),
+            Self::Bench(arguments) => Some(&arguments.model),
+            _ => None,
+        }
+    }
+}
