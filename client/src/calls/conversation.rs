@@ -90,9 +90,7 @@ fn name_tools(messages: &mut [Message]) {
 fn fields(form: Form, message: &Message) -> Value {
     let id_of = |id: &str| if form == Form::Mistral { nine_characters(id) } else { id.to_owned() };
     let mut fields = Map::new();
-    if message.content.is_none() {
-        fields.insert("content".to_owned(), Value::Null);
-    }
+    // A message of calls alone has an empty text: Qwen 3's template searches it, and fails for none.
     if let Some(reasoning) = &message.reasoning {
         fields.insert("reasoning_content".to_owned(), json!(reasoning));
     }

@@ -17,7 +17,7 @@ pub enum Form {
     Harmony,
     /// `{"name": .., "arguments": ..}`, as the tools' description asks for it: models whose template knows no tools.
     Generic,
-    /// The same, of a model whose template describes the tools itself.
+    /// The same, of a model whose template describes the tools itself; perhaps after `<|tool_call|>`: Granite 3, Phi 4.
     Described,
 }
 
@@ -38,7 +38,7 @@ impl Form {
     pub fn of_template(template: &str) -> Self {
         let has = |mark| template.contains(mark);
         match () {
-            () if !has("tools") && !has("tool_calls") => Self::Generic,
+            () if !has("tools") => Self::Generic,
             () if has("<|channel|>") => Self::Harmony,
             () if has("[TOOL_CALLS]") => Self::Mistral,
             () if has("<arg_key>") => Self::GlmTags,

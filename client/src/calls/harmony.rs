@@ -9,6 +9,8 @@ const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 /// Marks that end a message's text.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
+/// Beginnings of headers: the prompt has the mark of the first message, and its role.
+const BEGINS: [&str; 4] = [START, CHANNEL, " to=", "to="];
 const CONSTRAIN: &str = "<|constrain|>";
 /// The recipient of calls.
 const FUNCTIONS: &str = "to=functions.";
@@ -62,9 +64,8 @@ impl Harmony {
         if self.buffer.is_empty() {
             return false;
         }
-        let begins = [START, CHANNEL];
-        if !begins.iter().any(|mark| self.buffer.starts_with(mark)) {
-            if !last && begins.iter().any(|mark| mark.starts_with(self.buffer.as_str())) {
+        if !BEGINS.iter().any(|mark| self.buffer.starts_with(mark)) {
+            if !last && BEGINS.iter().any(|mark| mark.starts_with(self.buffer.as_str())) {
                 return false;
             }
             self.state = State::Inside(Kind::Text);

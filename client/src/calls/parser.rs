@@ -8,6 +8,8 @@ use super::{Call, Event, Form, Tool};
 const THINK: [(&str, &str); 2] = [("<think>", "</think>"), ("[THINK]", "[/THINK]")];
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
+const LIST: &str = "<|tool_call|>";
+const LIST_END: &str = "<|/tool_call|>";
 const PYTHON: &str = "<|python_tag|>";
 const CALLS: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
@@ -226,7 +228,8 @@ impl Parser {
             Form::Hermes | Form::GlmTags => &[CALL],
             Form::Llama => &[PYTHON],
             Form::Mistral => &[CALLS],
-            Form::Glm | Form::Harmony | Form::Generic | Form::Described => &[],
+            Form::Described => &[LIST],
+            Form::Glm | Form::Harmony | Form::Generic => &[],
         }
     }
 
@@ -258,6 +261,7 @@ impl Parser {
     fn candidate(&mut self, mark: usize, last: bool) -> Step {
         let step = match self.form {
             Form::Hermes => self.object(mark, Some(CALL_END), last),
+            Form::Described if mark > 0 => self.object(mark, Some(LIST_END), last),
             Form::Llama | Form::Generic | Form::Described => self.object(mark, None, last),
             Form::Mistral => self.mistral(mark, last),
             Form::GlmTags => self.tags(mark, last),

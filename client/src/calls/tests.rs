@@ -125,6 +125,11 @@ fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
         ),
         (Form::Harmony, "plain", vec![text("plain")]),
         (
+            Form::Harmony,
+            " to=functions.get_weather<|channel|>commentary json<|message|>{\"city\": \"Oslo\"}<|call|>",
+            vec![weather()],
+        ),
+        (
             Form::Generic,
             " {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}} ",
             vec![weather()],
@@ -133,6 +138,11 @@ fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
             Form::Described,
             "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}, {\"function\": {\"name\": \"stop\", \"arguments\": {}}}]",
             vec![weather(), call("stop", "{}")],
+        ),
+        (
+            Form::Described,
+            "I look. <|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}]<|/tool_call|>",
+            vec![text("I look."), weather()],
         ),
         (Form::Generic, "[1] is a source, { no object", vec![text("[1] is a source, { no object")]),
         (Form::Generic, "{\"temperature\": 3}", vec![text("{\"temperature\": 3}")]),
@@ -173,6 +183,10 @@ fn pieces() -> impl Strategy<Value = Vec<String>> {
         "[ARGS]",
         "[CALL_ID]",
         "<|python_tag|>",
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        "<|tool_call|>",
+        "<|/tool_call|>",
         "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}",
         "{\"name\"",
         "get_weather",
@@ -300,7 +314,7 @@ fn a_chat_becomes_fields_or_texts() {
     let extras: Value = serde_json::from_str(&chat.extras.clone().unwrap()).unwrap();
     assert_eq!(extras["tools"][0]["function"]["name"], "get_weather");
     assert_eq!(extras["messages"][0], Value::Null);
-    let fields = json!({"content": null, "tool_calls": [{"type": "function", "id": "call_1",
+    let fields = json!({"tool_calls": [{"type": "function", "id": "call_1",
         "function": {"name": "stop", "arguments": {"z": 1, "a": 2}}}]});
     assert_eq!(extras["messages"][2], fields);
     assert!(chat.extras.unwrap().contains(r#"{"z":1,"a":2}"#), "in the caller's order");

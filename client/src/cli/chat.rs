@@ -102,15 +102,16 @@ pub fn run(client: &Client, arguments: &ChatArguments) -> Result<ExitCode, Failu
     Ok(failed.filter(|_| !editing).unwrap_or(ExitCode::SUCCESS))
 }
 
-/// Ctrl-C cancels the running answer. Without one, it ends the program.
+/// Ctrl-C cancels the running answer. Without one, or once more, it ends the program.
 fn watch_interrupts(running: Running) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT])
         .map_err(|error| Failure::Resources(format!("Ctrl-C could not be watched: {error}")))?;
     let watch = move || {
         for _ in signals.forever() {
-            let running = running.lock().unwrap_or_else(PoisonError::into_inner);
-            match running.as_ref() {
-                Some((connection, stream)) if connection.cancel(*stream).is_ok() => {}
+            // Taken, so that a second Ctrl-C ends the program if the daemon does not answer the first.
+            let running = running.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match running {
+                Some((connection, stream)) if connection.cancel(stream).is_ok() => {}
                 _ => std::process::exit(EXIT_CANCELLED.into()),
             }
         }
@@ -252,6 +253,7 @@ impl Chat<'_> {
             parser: Parser::new(Form::Generic, Vec::new()),
             text: String::new(),
             any: false,
+            reasons: false,
             chat: self,
         };
         let outcome = loop {
@@ -332,6 +334,8 @@ struct Printed<'a> {
     text: String,
     /// Whether something was printed.
     any: bool,
+    /// Whether reasoning was printed last.
+    reasons: bool,
     chat: &'a Chat<'a>,
 }
 
@@ -347,15 +351,16 @@ impl Printed<'_> {
         self.any |= !events.is_empty();
         for event in events {
             match event {
-                Event::Text(text) if self.chat.terminal => {
-                    write!(stdout, "{}", printable_text(&text))?;
-                    self.text.push_str(&text);
-                }
                 Event::Text(text) => {
-                    write!(stdout, "{text}")?;
+                    if std::mem::take(&mut self.reasons) {
+                        write!(stdout, "\n\n")?;
+                    }
+                    let shown = if self.chat.terminal { printable_text(&text) } else { text.clone() };
+                    write!(stdout, "{shown}")?;
                     self.text.push_str(&text);
                 }
                 Event::Reasoning(text) if self.chat.terminal => {
+                    self.reasons = true;
                     write!(stdout, "\x1b[2m{}\x1b[0m", printable_text(&text))?;
                 }
                 Event::Reasoning(_) | Event::Call(_) => {}

@@ -3,7 +3,7 @@
 use super::{EncodeOptions, TokenKind, Tokenizer};
 
 /// The marks of the model families whose tool calls clients read. Those that end an answer are never part of its text.
-const MARKS: [&str; 20] = [
+const MARKS: [&str; 21] = [
     "<think>",
     "</think>",
     "[THINK]",
@@ -24,6 +24,7 @@ const MARKS: [&str; 20] = [
     "<|message|>",
     "<|end|>",
     "<|tool_call|>",
+    "<|/tool_call|>",
 ];
 
 impl Tokenizer {
