@@ -7,7 +7,7 @@
 //! Amounts have the unit that the owner of a [`Shares`] chooses: bytes, connections, descriptors.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::{Mutex, Rank};
 
@@ -51,7 +51,9 @@ impl Taker {
 
 /// Root, and the user that this process runs as.
 pub fn privileged_uids() -> [u32; 2] {
-    [0, rustix::process::geteuid().as_raw()]
+    // Asked for once: a frame costs no system call more.
+    static OWN: OnceLock<u32> = OnceLock::new();
+    [0, *OWN.get_or_init(|| rustix::process::geteuid().as_raw())]
 }
 
 /// A user's holding of a resource; given back when this drops.

@@ -57,11 +57,12 @@ pub use error::{share_code, store_code};
 pub use events::ModelEvents;
 pub use logged::LoggedUids;
 pub use outbox::Outbox;
+use pace::Begun;
 pub use policy::{Credentials, Policy, Right, Who};
 use responder::Responder;
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
-use crate::aside::{ReceivedFd, thread_time};
+use crate::aside::ReceivedFd;
 use crate::lock::{Mutex, Rank};
 use crate::share::Refusal;
 
@@ -163,9 +164,9 @@ impl Session {
     /// # Errors
     /// [`Fatal`]: send it on stream 0 (see [`Session::last_words`]), then close the connection.
     pub fn on_frame(&mut self, frame: Frame) -> Result<Option<Instant>, Fatal> {
-        let begun = thread_time();
+        let begun = Begun::with(frame.payload.len());
         self.handle(frame)?;
-        let took = thread_time().saturating_sub(begun);
+        let took = begun.took();
         let Connection { service, peer, .. } = &*self.connection;
         let free = service.policy().is_administrator(peer);
         Ok(if free { None } else { service.pace.frame(peer.uid, took) })

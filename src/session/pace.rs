@@ -20,6 +20,33 @@ const FRAME: Duration = Duration::from_micros(10);
 /// Users that are remembered; of more, those that have saved all they may are forgotten.
 const USERS_KEPT: usize = 64;
 
+/// The thread's time is asked for only where a payload has more bytes: that is a system call, twice a frame.
+const SMALL_BYTES: usize = 4 << 10;
+/// A frame with fewer bytes takes less. It may have lost the processor for longer, and does not pay for that.
+const SMALL: Duration = Duration::from_micros(200);
+
+/// Measures the processor time of a frame.
+pub(super) enum Begun {
+    Small(Instant),
+    /// The thread's time.
+    Large(Duration),
+}
+
+impl Begun {
+    /// Begins with a frame of so many bytes.
+    pub(super) fn with(bytes: usize) -> Self {
+        if bytes <= SMALL_BYTES { Self::Small(Instant::now()) } else { Self::Large(thread_time()) }
+    }
+
+    /// The frame's time so far.
+    pub(super) fn took(&self) -> Duration {
+        match self {
+            Self::Small(begun) => begun.elapsed().min(SMALL),
+            Self::Large(begun) => thread_time().saturating_sub(*begun),
+        }
+    }
+}
+
 /// Accounts of all users.
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -102,6 +129,14 @@ mod tests {
         assert_eq!(pace.paid.lock().len(), 2 * USERS_KEPT, "all have yet to pay");
         pace.charge(7, MS, now + 2 * SAVED);
         assert_eq!(pace.paid.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_small_frame_pays_for_the_clock_and_a_large_one_for_the_processor() {
+        let (small, large) = (Begun::with(SMALL_BYTES), Begun::with(SMALL_BYTES + 1));
+        std::thread::sleep(20 * MS);
+        assert_eq!(small.took(), SMALL, "the rest of the time was another thread's");
+        assert!(large.took() < 10 * MS, "{:?}", large.took());
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
 use super::open::{IDLE, Life};
-use super::receive::{self, ReceiveError};
+use super::receive::{self, Frames, ReceiveError};
 use crate::session::budget::UserBudget;
 use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
@@ -100,8 +100,9 @@ async fn read(
     session: &mut Session,
     life: &Life,
 ) -> End {
+    let mut frames = Frames::new(stream, payload_bytes_max, room);
     loop {
-        let received = receive::frame(stream, payload_bytes_max, room).await;
+        let received = frames.next().await;
         life.moved();
         let fatal = match received {
             Ok(frame) => match session.on_frame(frame) {

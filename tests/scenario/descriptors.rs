@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use rocmforge_client::Connection;
 use rocmforge_client::wire::{
     self, ErrorCode, Flags, GenerateRequest, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
-    encode_frame_with_descriptors,
+    encode_frame, encode_frame_with_descriptors,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -73,6 +73,63 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
     // Allows for this test's own status connections, which open and close.
     rig.assert_descriptors(before + 1);
     rig.assert_serves();
+}
+
+#[test]
+fn descriptors_belong_to_their_frame_among_others_in_one_write() {
+    let rig = Rig::start();
+    let file = null();
+    let one = [file.as_fd()];
+    let pings = |streams: std::ops::Range<u32>| -> Vec<u8> {
+        let ping = PingRequest { payload: vec![7; 3], ext: vec![] };
+        let streams = streams.step_by(2);
+        let frames =
+            streams.map(|n| encode_frame(n, Op::Ping, Flags::NONE, PAYLOAD_BYTES_MAX, &ping).unwrap());
+        frames.flatten().collect()
+    };
+    let load_on = |stream: u32| {
+        let request = LoadRequest { name: "x".into(), by_descriptor: true, request_id: 0, ext: vec![] };
+        encode_frame_with_descriptors(stream, Op::Load, Flags::NONE, PAYLOAD_BYTES_MAX, 1, &request).unwrap()
+    };
+    // The load fails by what the descriptor is: it arrived.
+    let expect_load = |raw: &mut Raw, stream: u32| {
+        let (of, error) = raw.error();
+        assert_eq!(of, stream, "{error:?}");
+        assert_ne!(error.code, ErrorCode::BadDescriptors as u16, "{error:?}");
+    };
+    let mut raw = Raw::connect(&rig);
+    // More pings than one read takes, then a load between pings in one message.
+    raw.write(&pings(1..1001));
+    raw.send_with(&[load_on(1001), pings(1003..1007)].concat(), &one);
+    let mut answered = Vec::new();
+    for _ in 0..503 {
+        let (header, _) = raw.receive();
+        answered.push(header.stream);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, (1..1007).step_by(2).collect::<Vec<u32>>());
+    // A header in two pieces, the descriptor with the first.
+    let frame = load_on(1007);
+    raw.send_with(&frame[..5], &one);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    raw.write(&[&frame[5..], &pings(1009..1011)].concat());
+    let streams = [raw.receive().0.stream, raw.receive().0.stream];
+    assert!(streams == [1007, 1009] || streams == [1009, 1007], "{streams:?}");
+    let mut raw = Raw::connect(&rig);
+    raw.send_with(&load_on(1), &one);
+    expect_load(&mut raw, 1);
+    // Two frames that announce one each, and one came.
+    let mut raw = Raw::connect(&rig);
+    raw.send_with(&[load_on(1), load_on(3)].concat(), &one);
+    let error = std::iter::repeat_with(|| raw.error()).find(|(stream, _)| *stream == 0).unwrap().1;
+    assert_eq!(error.code, ErrorCode::BadDescriptors as u16);
+    // A header in two pieces that announces none, the descriptor with the first.
+    let mut raw = Raw::connect(&rig);
+    let frame = pings(1..3);
+    raw.send_with(&frame[..5], &one);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    raw.write(&frame[5..]);
+    assert_eq!(raw.error().1.code, ErrorCode::BadDescriptors as u16);
 }
 
 #[test]
