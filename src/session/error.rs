@@ -253,7 +253,7 @@ fn constraint_code(error: &ConstraintError) -> ErrorCode {
         ConstraintError::TooLong { .. }
         | ConstraintError::TooComplex { .. }
         | ConstraintError::TooSlow { .. } => ErrorCode::LimitExceeded,
-        ConstraintError::Busy { .. } => ErrorCode::Busy,
+        ConstraintError::Busy(refusal) => share_code(refusal),
         ConstraintError::Vocabulary(_) => ErrorCode::ModelUnsupported,
         ConstraintError::Internal(_) => ErrorCode::Internal,
     }

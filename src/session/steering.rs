@@ -11,6 +11,7 @@ use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintKind, ConstraintSource};
 use crate::model::tokenizer::SharedTokenizer;
 use crate::scheduler::{Penalties, Steering};
+use crate::share::Taker;
 
 /// Largest repetition penalty; the smallest is 1 divided by it.
 const REPEAT_MAX: f32 = 100.0;
@@ -74,7 +75,8 @@ async fn compile(
     let bytes = source.text.len().saturating_mul(COMPILING_BYTES);
     let work = move |call: &Call, ()| {
         let begun = Instant::now();
-        let compiled = tokenizer.constraints().and_then(|compiler| compiler.compile(&source));
+        let taker = Taker::of(call.peer().uid);
+        let compiled = tokenizer.constraints().and_then(|compiler| compiler.compile(&source, taker));
         // The compiling thread is another one.
         call.service().text_time.charge(call.peer().uid, begun.elapsed());
         compiled.map_err(|error| of_constraint(&error))

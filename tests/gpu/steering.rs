@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rocmforge::model::Model;
 use rocmforge::model::constraint::{ConstraintKind, ConstraintSource};
 use rocmforge::scheduler::{Penalties, Steering};
+use rocmforge::share::Taker;
 
 use crate::common::tinystories;
 use crate::rig::{Rig, model};
@@ -14,7 +15,8 @@ const PROMPT: [u32; 4] = [1, 403, 407, 261];
 
 fn regex(model: &Model, text: &str) -> Steering {
     let source = ConstraintSource { kind: ConstraintKind::Regex, text: text.to_owned() };
-    let constraint = model.tokenizer.constraints().unwrap().compile(&source).unwrap();
+    let constraint =
+        model.tokenizer.constraints().unwrap().compile(&source, Taker { uid: 0, privileged: true }).unwrap();
     Steering { constraint: Some(constraint), ..Steering::default() }
 }
 

@@ -1,6 +1,7 @@
 //! Errors of constraints.
 
 use super::ConstraintKind;
+use crate::share::Refusal;
 
 /// Why a constraint cannot be used, or cannot be followed any further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,14 +40,9 @@ pub enum ConstraintError {
         /// Longest time.
         seconds: u64,
     },
-    /// Too many that took too long are still being compiled.
-    #[error("{running} constraints are being compiled since long, the limit is {limit}: try again later")]
-    Busy {
-        /// Their number.
-        running: usize,
-        /// Most of them.
-        limit: usize,
-    },
+    /// Too many are being compiled.
+    #[error("too many constraints are being compiled; try again later: {}", .0.told(1, "of them"))]
+    Busy(Refusal),
     /// No token fits, and the answer is not complete.
     #[error("no token of the vocabulary continues the answer as the {kind} wants it")]
     NoToken {

@@ -4,9 +4,8 @@
 //! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept by the digest of their texts. Constraints
 //! come from clients, so their size, memory and time are bounded.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
@@ -15,6 +14,7 @@ use llguidance::{ParserFactory, TokenParser, panic_utils};
 
 use super::tokenizer::{TokenKind, Tokenizer};
 use crate::backend::TokenMask;
+use crate::share::{Shares, Taker};
 
 mod cache;
 mod error;
@@ -30,8 +30,9 @@ pub const SOURCE_BYTES_MAX: usize = 64 << 10;
 /// Longest time to compile one.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Most threads that compile at once, those included that took too long and are still at work.
-const COMPILING_MAX: usize = 8;
+/// Most threads that compile at once, those included that took too long and are still at work. One user has at most half of
+/// them, and the last one is for root.
+const COMPILING_MAX: u64 = 16;
 
 /// Stack of a compiling thread: rules that name each other nest as deep as a text has rules. Untouched pages take no memory.
 const COMPILE_STACK: usize = 256 << 20;
@@ -45,7 +46,7 @@ const TOKEN_BYTES_MAX: usize = 1000;
 /// Most bytes of a vocabulary: the table's nodes are numbered with 22 bits.
 const VOCABULARY_BYTES_MAX: usize = (1 << 22) - 2;
 
-static COMPILING: AtomicUsize = AtomicUsize::new(0);
+static COMPILING: LazyLock<Arc<Shares>> = LazyLock::new(|| Shares::new(COMPILING_MAX));
 
 /// The kind of a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,11 +119,15 @@ impl ConstraintCompiler {
     }
 
     /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept. Compiling takes from 1 ms to 5 s, on
-    /// a thread of its own with a large stack.
+    /// a thread of its own with a large stack, which counts for that user until it ends.
     ///
     /// # Errors
     /// [`ConstraintError`].
-    pub fn compile(self: &Arc<Self>, source: &ConstraintSource) -> Result<Constraint, ConstraintError> {
+    pub fn compile(
+        self: &Arc<Self>,
+        source: &ConstraintSource,
+        taker: Taker,
+    ) -> Result<Constraint, ConstraintError> {
         let (kind, bytes, limit) = (source.kind, source.text.len(), SOURCE_BYTES_MAX);
         if bytes > limit {
             return Err(ConstraintError::TooLong { kind, bytes, limit });
@@ -130,11 +135,7 @@ impl ConstraintCompiler {
         if let Some(parser) = self.cache.get(source) {
             return Ok(Constraint { parser: Box::new(parser), kind });
         }
-        let running = COMPILING.fetch_add(1, Ordering::Relaxed);
-        let slot = Compiling;
-        if running >= COMPILING_MAX {
-            return Err(ConstraintError::Busy { running, limit: COMPILING_MAX });
-        }
+        let slot = COMPILING.take(taker, 1).map_err(ConstraintError::Busy)?;
         let (done, result) = sync_channel(1);
         let (compiler, work) = (Arc::clone(self), source.clone());
         let compile = move || {
@@ -176,15 +177,6 @@ impl ConstraintCompiler {
 
 /// Bytes of a compiled grammar for each of its text, roughly.
 const BYTES_OF_SOURCE: usize = 64;
-
-/// One of the threads that compile.
-struct Compiling;
-
-impl Drop for Compiling {
-    fn drop(&mut self) {
-        COMPILING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// Bounds of a constraint's memory and of its work for one token: at most some 12 MiB, and some 10 ms.
 fn limits() -> ParserLimits {

@@ -5,6 +5,9 @@ use crate::model::gguf::Gguf;
 use crate::model::tokenizer::{SharedTokenizer, Tokenizers};
 
 /// The tokenizer of a vocabulary of 512 tokens, among them all bytes.
+/// Root: the tests together compile more than one user may.
+const TESTER: Taker = Taker { uid: 0, privileged: true };
+
 fn tokenizer() -> SharedTokenizer {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
     let gguf = Gguf::parse(&std::fs::read(path).unwrap()[..]).unwrap();
@@ -61,7 +64,7 @@ fn each_kind_allows_what_fits_and_nothing_else() {
         (ConstraintKind::Lark, calls, "f(x)g", 4, false),
     ];
     for (kind, text, answer, bytes, complete) in cases {
-        let mut constraint = compiler.compile(&source(kind, text)).unwrap();
+        let mut constraint = compiler.compile(&source(kind, text), TESTER).unwrap();
         assert_eq!(followed(&mut constraint, &tokenizer, answer), (bytes, complete), "{kind} {answer}");
     }
 }
@@ -72,11 +75,11 @@ fn a_constraint_that_nothing_can_follow_is_complete_and_another_ends_by_a_token(
     let compiler = tokenizer.constraints().unwrap();
     let end = tokenizer.end_of_generation()[0];
     let id = |byte| id(&tokenizer, byte);
-    let mut one = compiler.compile(&source(ConstraintKind::Regex, "a")).unwrap();
+    let mut one = compiler.compile(&source(ConstraintKind::Regex, "a"), TESTER).unwrap();
     let Allowed::Tokens(mask) = one.follow(None).unwrap() else { panic!("nothing was said") };
     assert!(mask.allows(id(b'a')) && !mask.allows(end) && !mask.allows(id(b'b')));
     assert_eq!(one.follow(Some(id(b'a'))), Ok(Allowed::Complete));
-    let mut more = compiler.compile(&source(ConstraintKind::Regex, "a+")).unwrap();
+    let mut more = compiler.compile(&source(ConstraintKind::Regex, "a+"), TESTER).unwrap();
     more.follow(None).unwrap();
     let Allowed::Tokens(mask) = more.follow(Some(id(b'a'))).unwrap() else { panic!("more may follow") };
     assert!(mask.allows(id(b'a')) && mask.allows(end));
@@ -89,7 +92,7 @@ fn the_last_token_of_a_request_completes_an_answer_or_does_not() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
     for (expression, answer, complete) in [("ab", "ab", true), ("ab", "a", false), ("a+", "aa", false)] {
-        let mut constraint = compiler.compile(&source(ConstraintKind::Regex, expression)).unwrap();
+        let mut constraint = compiler.compile(&source(ConstraintKind::Regex, expression), TESTER).unwrap();
         let (last, before) = answer.as_bytes().split_last().unwrap();
         constraint.follow(None).unwrap();
         for byte in before {
@@ -106,14 +109,14 @@ fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning()
     assert!(Arc::ptr_eq(&compiler, &tokenizer.constraints().unwrap()), "built once");
     let of = source(ConstraintKind::Regex, "[ab]c");
     for _ in 0..3 {
-        let mut constraint = compiler.compile(&of).unwrap();
+        let mut constraint = compiler.compile(&of, TESTER).unwrap();
         assert_eq!(followed(&mut constraint, &tokenizer, "ac"), (2, true));
     }
     assert_eq!(compiler.cache.size().0, 1);
     let long = |i: usize| source(ConstraintKind::Regex, &format!("{i}{}", "a".repeat(50_000)));
     let mut most = 0;
     for i in 0..14 {
-        compiler.compile(&long(i)).unwrap();
+        compiler.compile(&long(i), TESTER).unwrap();
         let (count, bytes) = compiler.cache.size();
         assert!(bytes <= CACHE_BYTES, "{count} constraints take {bytes} bytes");
         most = most.max(count);
@@ -125,7 +128,7 @@ fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning()
 fn wrong_and_exploding_constraints_are_refused_by_kind() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
-    let refused = |kind, text: &str| compiler.compile(&source(kind, text)).unwrap_err();
+    let refused = |kind, text: &str| compiler.compile(&source(kind, text), TESTER).unwrap_err();
     let invalid = [
         (ConstraintKind::JsonSchema, "{\"type\": \"strange\"}"),
         (ConstraintKind::JsonSchema, "{\"type\": \"string\", \"pattern\": \"(?=a)\"}"),
@@ -154,7 +157,7 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
         (ConstraintKind::Regex, "((((a|b){1000}){1000}){1000}){1000}".into()),
         (ConstraintKind::Lark, format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000))),
     ] {
-        let result = compiler.compile(&source(kind, &text));
+        let result = compiler.compile(&source(kind, &text), TESTER);
         let bounded = match &result {
             Ok(_) => true, // a repetition is one state until it is met
             Err(error) => !matches!(error, ConstraintError::Internal(_)),
@@ -163,7 +166,7 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
     }
     // Rules that name each other nest as deep as there are rules.
     for text in [format!("start: a0\n{rules}a5000: \"x\""), format!("start: a0\n{doubled}a40: \"x\"")] {
-        let result = compiler.compile(&source(ConstraintKind::Lark, &text));
+        let result = compiler.compile(&source(ConstraintKind::Lark, &text), TESTER);
         assert!(!matches!(result, Err(ConstraintError::Internal(_))), "{result:?}");
     }
 }
@@ -173,7 +176,8 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
 fn a_constraint_that_grows_without_end_fails_with_a_bound() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
-    let mut constraint = compiler.compile(&source(ConstraintKind::Regex, "(a|b)*a(a|b){40}c(a|b)*")).unwrap();
+    let mut constraint =
+        compiler.compile(&source(ConstraintKind::Regex, "(a|b)*a(a|b){40}c(a|b)*"), TESTER).unwrap();
     let ids = [b'a', b'b'].map(|byte| id(&tokenizer, byte));
     constraint.follow(None).unwrap();
     let mut seed = 1u64;
@@ -197,4 +201,19 @@ fn a_refusal_says_what_is_wrong_in_one_line() {
     };
     assert_eq!(reason, "at 1(8): regex parse error: ( ^ error: unclosed group");
     assert_eq!(short(&"x y ".repeat(400)).len(), 300);
+}
+
+#[test]
+fn one_user_compiles_at_most_half_of_what_all_may() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let of = |uid| Taker { uid, privileged: false };
+    let held: Vec<_> = std::iter::from_fn(|| COMPILING.take(of(70_001), 1).ok()).collect();
+    let new = source(ConstraintKind::Regex, "[k-p]{3}");
+    let refused = compiler.compile(&new, of(70_001));
+    assert!(matches!(refused, Err(ConstraintError::Busy(_))), "{refused:?}");
+    assert!(held.len() as u64 <= COMPILING_MAX / 2);
+    compiler.compile(&new, of(70_002)).unwrap();
+    drop(held);
+    compiler.compile(&source(ConstraintKind::Regex, "[k-p]{4}"), of(70_001)).unwrap();
 }
