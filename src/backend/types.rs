@@ -266,7 +266,8 @@ pub struct SampleRow {
     pub min_p: f32,
     /// Seed of the sequence.
     pub seed: u64,
-    /// Position of the drawn token. The random number depends on it and on `seed` only.
+    /// The number of the drawn token among the prompt's and all drawn ones: its position, unless tokens were dropped. The
+    /// random number depends on it and on `seed` only.
     pub position: u32,
     /// How many of the most likely tokens to report, with log-probabilities of the unmodified distribution; 0 for
     /// none.

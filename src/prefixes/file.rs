@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Bound;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::summed::{self, FileError, In, Out};
 use crate::backend::KV_PAGE_TOKENS;
@@ -91,16 +92,50 @@ impl Index {
     }
 }
 
+/// The index of a file, right for as long as the file is the same.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    identity: Identity,
+    /// Bytes before the content of the first page.
+    start: u64,
+    pub index: Arc<Index>,
+}
+
+/// Tells whether a file changed: device, inode, bytes, and the times of its content and of itself.
+type Identity = (u64, u64, u64, [i64; 4]);
+
+fn identity(of: &File) -> io::Result<Identity> {
+    let of = of.metadata()?;
+    Ok((of.dev(), of.ino(), of.len(), [of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec()]))
+}
+
 /// A file whose index was read and checked.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: File,
-    /// Bytes before the content of the first page.
-    start: u64,
-    pub index: Index,
+    pub known: Known,
 }
 
 impl Reader {
+    /// Opens a file whose index is known, and reads no index unless it changed.
+    ///
+    /// # Errors
+    /// As [`Reader::open`].
+    pub fn open_known(
+        path: &Path,
+        digest: &Digest,
+        uid: Option<u32>,
+        known: Option<Known>,
+    ) -> Result<Self, FileError> {
+        if let Some(known) = known {
+            let file = File::open(path)?;
+            if identity(&file)? == known.identity {
+                return Ok(Self { file, known });
+            }
+        }
+        Self::open(path, digest, uid)
+    }
+
     /// Opens a file and reads its index.
     ///
     /// # Errors
@@ -127,8 +162,9 @@ impl Reader {
         if page_bytes.checked_mul(count.into()) != Some(left) {
             return Err(FileError::Damaged("its pages have another length"));
         }
-        let start = file.metadata()?.len().saturating_sub(left);
-        Ok(Self { file, start, index })
+        let identity = identity(&file)?;
+        let known = Known { identity, start: identity.2.saturating_sub(left), index: Arc::new(index) };
+        Ok(Self { file, known })
     }
 
     /// The content of these pages, each of which continues the one before. Nothing is used unless all of it is right.
@@ -145,18 +181,19 @@ impl Reader {
             Ok(PrefixPage { after: at.checked_sub(1), tokens: entry.tokens.clone(), bytes })
         };
         let pages = (0..).zip(path).map(page).collect::<Result<_, FileError>>()?;
-        Ok(Prefixes { uid, layout: self.index.layout.clone(), pages })
+        Ok(Prefixes { uid, layout: self.known.index.layout.clone(), pages })
     }
 
     fn entry(&self, page: u32) -> Result<&Entry, FileError> {
-        self.index.pages.get(page as usize).ok_or(FileError::Damaged("it has no such page"))
+        self.known.index.pages.get(page as usize).ok_or(FileError::Damaged("it has no such page"))
     }
 
     /// The content of a page, unchecked.
     fn content(&self, page: u32) -> Result<Vec<u8>, FileError> {
         // No overflow: all pages together are within the file's length.
-        let at = self.start + u64::from(page) * self.index.page_bytes;
-        let mut bytes = vec![0; usize::try_from(self.index.page_bytes).unwrap_or(usize::MAX)];
+        let Known { start, index, .. } = &self.known;
+        let at = start + u64::from(page) * index.page_bytes;
+        let mut bytes = vec![0; usize::try_from(index.page_bytes).unwrap_or(usize::MAX)];
         self.file.read_exact_at(&mut bytes, at)?;
         Ok(bytes)
     }
@@ -189,11 +226,12 @@ pub(super) fn write(
     old: Option<(&Reader, u64)>,
 ) -> io::Result<u64> {
     let page_bytes = prefixes.pages.first().map_or(0, |page| page.bytes.len() as u64);
-    let old =
-        old.filter(|(old, _)| (&old.index.layout, old.index.page_bytes) == (&prefixes.layout, page_bytes));
+    let old = old.filter(|(old, _)| {
+        (&old.known.index.layout, old.known.index.page_bytes) == (&prefixes.layout, page_bytes)
+    });
     let mut lines: Vec<Line<'_>> = prefixes.pages.iter().map(Line::of).collect();
     if let Some((old, room)) = old {
-        add_old(&mut lines, &old.index, room / page_bytes.saturating_add(PAGE_BYTES_BESIDE));
+        add_old(&mut lines, &old.known.index, room / page_bytes.saturating_add(PAGE_BYTES_BESIDE));
     }
     summed::create(path, MAGIC, VERSION, |out| {
         out.put(digest)?;
@@ -286,15 +324,15 @@ mod tests {
     /// Each path to a page without one after it, read whole.
     fn read_all(path: &Path, digest: &Digest, uid: Option<u32>) -> Result<Vec<Prefixes>, FileError> {
         let reader = Reader::open(path, digest, uid)?;
-        let ends = |at: &u32| reader.index.pages.iter().all(|page| page.after != Some(*at));
+        let ends = |at: &u32| reader.known.index.pages.iter().all(|page| page.after != Some(*at));
         let path_to = |end: u32| {
             let mut path = vec![end];
-            while let Some(before) = reader.index.pages[path[0] as usize].after {
+            while let Some(before) = reader.known.index.pages[path[0] as usize].after {
                 path.insert(0, before);
             }
             path
         };
-        let ends = (0..reader.index.len() as u32).filter(ends);
+        let ends = (0..reader.known.index.len() as u32).filter(ends);
         ends.map(|end| reader.prefixes(&path_to(end), uid)).collect()
     }
 
@@ -334,7 +372,7 @@ mod tests {
     #[test]
     fn a_prompt_needs_its_own_pages_alone() {
         let (_dir, path) = written();
-        let index = Reader::open(&path, &[7; 32], Some(1000)).unwrap().index;
+        let index = Reader::open(&path, &[7; 32], Some(1000)).unwrap().known.index;
         let tokens = |pages: &[(u32, u32)]| -> Vec<u32> {
             pages.iter().flat_map(|(from, count)| *from..from + count).collect()
         };
@@ -377,7 +415,8 @@ mod tests {
             let old = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
             write(&path, &[7; 32], &newer, Some((&old, room))).unwrap();
             let all = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
-            let found: Vec<_> = all.index.pages.iter().map(|page| (page.after, page.tokens[0])).collect();
+            let found: Vec<_> =
+                all.known.index.pages.iter().map(|page| (page.after, page.tokens[0])).collect();
             assert_eq!(found, pages, "{room}");
             read_all(&path, &[7; 32], Some(1000)).unwrap();
         }
@@ -386,6 +425,6 @@ mod tests {
         let old = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
         let other = Prefixes { layout: "gpu".to_owned(), ..newer };
         write(&path, &[7; 32], &other, Some((&old, u64::MAX))).unwrap();
-        assert_eq!(Reader::open(&path, &[7; 32], Some(1000)).unwrap().index.len(), 3);
+        assert_eq!(Reader::open(&path, &[7; 32], Some(1000)).unwrap().known.index.len(), 3);
     }
 }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 
@@ -29,11 +30,14 @@ mod file;
 pub mod sessions;
 mod summed;
 
-use file::{Digest, Index, Reader};
+use file::{Digest, Known, Reader};
 
 /// The folder of prefixes that all users share.
 const SHARED: &str = "all";
 const EXTENSION: &str = "prefixes";
+
+/// After the engine had no room for a file's pages, they are not read for so long.
+const REFUSED: Duration = Duration::from_secs(2);
 
 /// Names a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,13 +55,33 @@ struct Kept {
     number: u64,
     /// After the first look at it.
     opened: Option<Opened>,
+    /// The engine had no room for its pages: until then they are not offered again.
+    refused_until: Option<Instant>,
 }
 
 /// The pages of a file, and those that were given back.
 #[derive(Debug)]
 struct Opened {
-    index: Index,
+    known: Known,
     given: BTreeSet<u32>,
+}
+
+/// Pages that were read, and are to be given back.
+#[derive(Debug)]
+pub struct Offer {
+    key: Key,
+    number: u64,
+    /// Their places in the file, in order of position.
+    places: Vec<u32>,
+    prefixes: Prefixes,
+}
+
+impl Offer {
+    /// Takes the pages out.
+    pub fn take(&mut self) -> Prefixes {
+        let Prefixes { uid, layout, pages } = &mut self.prefixes;
+        Prefixes { uid: *uid, layout: std::mem::take(layout), pages: std::mem::take(pages) }
+    }
 }
 
 type Files = BTreeMap<Key, Kept>;
@@ -128,23 +152,30 @@ impl PrefixStore {
     pub fn has(&self, key: &Key, prompt: &[u32]) -> bool {
         let files = self.files.lock();
         let Some(kept) = files.get(key) else { return false };
-        let has = |of: &Opened| of.index.path(prompt).iter().any(|page| !of.given.contains(page));
+        if kept.refused_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        let has = |of: &Opened| of.known.index.path(prompt).iter().any(|page| !of.given.contains(page));
         kept.opened.as_ref().is_none_or(has)
     }
 
     /// Reads the pages of a file that a prompt begins with. `None` without any, or if the file is of no use: then it is
-    /// removed. Blocks.
-    pub fn take(&self, key: Key, prompt: &[u32]) -> Option<Prefixes> {
-        let number = self.files.lock().get(&key)?.number;
+    /// removed. The index is read once for each file. Tell [`PrefixStore::given`] what became of the pages. Blocks.
+    pub fn read(&self, key: Key, prompt: &[u32]) -> Option<Offer> {
+        let (number, known) = {
+            let files = self.files.lock();
+            let kept = files.get(&key)?;
+            (kept.number, kept.opened.as_ref().map(|opened| opened.known.clone()))
+        };
         let path = self.path(&key);
-        let read = Reader::open(&path, &key.model, key.uid).and_then(|reader| {
-            let pages = reader.index.path(prompt);
-            Ok((reader.prefixes(&pages, key.uid)?, pages, reader.index))
+        let read = Reader::open_known(&path, &key.model, key.uid, known).and_then(|reader| {
+            let places = reader.known.index.path(prompt);
+            Ok((reader.prefixes(&places, key.uid)?, places, reader.known))
         });
         match read {
-            Ok((prefixes, pages, index)) => {
-                self.given(key, number, index, pages);
-                Some(prefixes).filter(|prefixes| !prefixes.pages.is_empty())
+            Ok((prefixes, places, known)) => {
+                self.looked(&key, number, known);
+                Some(Offer { key, number, places, prefixes }).filter(|offer| !offer.places.is_empty())
             }
             Err(error) => {
                 tracing::warn!(file = %path.display(), %error, "a file of kept prefixes is removed: it cannot be used");
@@ -154,16 +185,29 @@ impl PrefixStore {
         }
     }
 
-    /// Notes pages that were given back, and removes a file of which all were.
-    fn given(&self, key: Key, number: u64, index: Index, pages: Vec<u32>) {
+    /// Notes a file's index.
+    fn looked(&self, key: &Key, number: u64, known: Known) {
         let mut files = self.files.lock();
-        let Some(kept) = files.get_mut(&key).filter(|kept| kept.number == number) else { return };
-        let opened = kept.opened.get_or_insert_with(|| Opened { index, given: BTreeSet::new() });
-        opened.given.extend(pages);
-        let all = opened.given.len() == opened.index.len();
+        let kept = files.get_mut(key).filter(|kept| kept.number == number);
+        if let Some(kept) = kept {
+            kept.opened.get_or_insert_with(|| Opened { known, given: BTreeSet::new() });
+        }
+    }
+
+    /// Notes that the engine took the first `taken` pages of an offer. The others stay in the file, and are not read again
+    /// for [`REFUSED`]. A file of which all were taken is removed.
+    pub fn given(&self, offer: &Offer, taken: u32) {
+        let Offer { key, number, places, .. } = offer;
+        let mut files = self.files.lock();
+        let Some(kept) = files.get_mut(key).filter(|kept| kept.number == *number) else { return };
+        let Some(opened) = &mut kept.opened else { return };
+        let taken = (taken as usize).min(places.len());
+        opened.given.extend(&places[..taken]);
+        let all = opened.given.len() == opened.known.index.len();
+        kept.refused_until = (taken < places.len()).then(|| Instant::now() + REFUSED);
         drop(files);
         if all {
-            self.drop_file(&key, number);
+            self.drop_file(key, *number);
         }
     }
 
@@ -220,7 +264,7 @@ impl PrefixStore {
                     let number = next_number(&files);
                     let forgotten = there && !files.contains_key(&key);
                     if !forgotten {
-                        files.insert(key, Kept { bytes, number, opened: None });
+                        files.insert(key, Kept { bytes, number, opened: None, refused_until: None });
                     }
                     drop(files);
                     if forgotten {
@@ -360,7 +404,9 @@ fn scan(dir: &Path) -> io::Result<Files> {
     }
     found.sort_by_key(|(modified, ..)| *modified);
     let numbered = found.into_iter().zip(0..);
-    Ok(numbered.map(|((_, key, bytes), number)| (key, Kept { bytes, number, opened: None })).collect())
+    Ok(numbered
+        .map(|((_, key, bytes), number)| (key, Kept { bytes, number, opened: None, refused_until: None }))
+        .collect())
 }
 
 fn next_number(files: &Files) -> u64 {

@@ -21,6 +21,61 @@ fn prefixes(uid: Option<u32>, pages: u32, token: u32) -> Prefixes {
     Prefixes { uid, layout: "cpu f16".to_owned(), pages: (0..pages).map(page).collect() }
 }
 
+/// Takes all of the pages that a prompt begins with.
+fn take(store: &PrefixStore, key: Key, prompt: &[u32]) -> Option<Prefixes> {
+    let mut offer = store.read(key, prompt)?;
+    let prefixes = offer.take();
+    store.given(&offer, u32::MAX);
+    Some(prefixes)
+}
+
+#[test]
+fn pages_without_room_stay_in_the_file_and_its_index_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    store.keep(&model, prefixes(Some(1000), 3, 7));
+    store.finish();
+    let (key, prompt) = (store.key(1000, &model), vec![7; 3 * KV_PAGE_TOKENS]);
+    let index = |store: &PrefixStore| {
+        let files = store.files.lock();
+        Arc::as_ptr(&files.get(&key).unwrap().opened.as_ref().unwrap().known.index)
+    };
+    let first = store.read(key, &prompt).unwrap();
+    let known = index(&store);
+    store.given(&first, 1);
+    assert!(!store.has(&key, &prompt), "it is not offered again at once");
+    store.files.lock().get_mut(&key).unwrap().refused_until = Some(Instant::now());
+    assert!(
+        store.has(&key, &prompt) && !store.has(&key, &prompt[..KV_PAGE_TOKENS]),
+        "one page of three was given"
+    );
+    let again = store.read(key, &prompt).unwrap();
+    assert_eq!((index(&store), again.prefixes.pages.len()), (known, 3));
+    // An offer of a file that another one replaced says nothing about that one.
+    store.given(&Offer { number: again.number + 1, ..store.read(key, &prompt).unwrap() }, 3);
+    assert_eq!(store.sums().0, 1);
+    store.given(&again, 3);
+    assert_eq!((store.sums().0, store.read(key, &prompt).map(|_| ())), (0, None));
+}
+
+#[test]
+fn an_index_is_read_again_where_the_file_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    store.keep(&model, prefixes(Some(1000), 3, 7));
+    store.finish();
+    let (key, prompt) = (store.key(1000, &model), vec![7; 3 * KV_PAGE_TOKENS]);
+    let path = store.path(&key);
+    assert!(store.read(key, &prompt).is_some());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[60] ^= 1; // of the index
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, bytes).unwrap();
+    assert!(store.read(key, &prompt).is_none() && !path.exists(), "the changed index was found");
+}
+
 #[test]
 fn a_later_store_gives_back_what_an_earlier_one_kept_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -38,12 +93,12 @@ fn a_later_store_gives_back_what_an_earlier_one_kept_once() {
     let prompt = |pages: usize| vec![7; pages * KV_PAGE_TOKENS];
     // Two of three pages, then all: those that were given back may be gone since.
     assert!(store.has(&key(1000), &prompt(2)) && !store.has(&key(1002), &prompt(2)));
-    assert_eq!(store.take(key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)));
+    assert_eq!(take(&store, key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)));
     assert!(!store.has(&key(1000), &prompt(2)) && store.has(&key(1000), &prompt(3)));
-    assert_eq!(store.take(key(1000), &[8; 40]), None, "nothing begins so");
-    assert_eq!((store.sums().0, store.take(key(1000), &prompt(4))), (2, Some(prefixes(Some(1000), 3, 7))));
+    assert_eq!(take(&store, key(1000), &[8; 40]), None, "nothing begins so");
+    assert_eq!((store.sums().0, take(&store, key(1000), &prompt(4))), (2, Some(prefixes(Some(1000), 3, 7))));
     assert!(!store.has(&key(1000), &prompt(3)));
-    assert_eq!((store.take(key(1000), &prompt(3)), store.take(key(1002), &prompt(3))), (None, None));
+    assert_eq!((take(&store, key(1000), &prompt(3)), take(&store, key(1002), &prompt(3))), (None, None));
     assert_eq!(store.sums().0, 1);
     store.finish();
     let left = fs::read_dir(dir.path().join("1000")).unwrap().count();
@@ -66,14 +121,14 @@ fn a_damaged_file_and_one_of_another_user_are_removed_and_not_used() {
     bytes[last] ^= 1; // of the third page
     fs::write(&mine, bytes).unwrap();
     let prompt = |pages: usize| vec![7; pages * KV_PAGE_TOKENS];
-    assert_eq!(store.take(key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)), "it is not of these");
-    assert_eq!(store.take(key(1000), &prompt(3)), None);
+    assert_eq!(take(&store, key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)), "it is not of these");
+    assert_eq!(take(&store, key(1000), &prompt(3)), None);
     assert!(!mine.exists() && !store.has(&key(1000), &prompt(2)));
     // A user who could move files would still get nothing of another's.
     fs::rename(&theirs, &mine).unwrap();
     drop(store);
     let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
-    assert_eq!((store.sums().0, store.take(key(1000), &prompt(2))), (1, None));
+    assert_eq!((store.sums().0, take(&store, key(1000), &prompt(2))), (1, None));
     assert!(!mine.exists());
     store.finish();
 }
@@ -92,7 +147,7 @@ fn pages_that_were_not_given_back_stay_when_more_are_kept_and_go_when_they_are_f
     let store = open();
     assert_eq!(store.sums().0, 1);
     for (token, pages) in [(7, 3), (8, 2)] {
-        let found = store.take(key(&store), &vec![token; pages * KV_PAGE_TOKENS]);
+        let found = take(&store, key(&store), &vec![token; pages * KV_PAGE_TOKENS]);
         assert_eq!(found, Some(prefixes(Some(1000), pages as u32, token)));
     }
     // The newer pages have room, and of the others as many as fit.
@@ -101,7 +156,7 @@ fn pages_that_were_not_given_back_stay_when_more_are_kept_and_go_when_they_are_f
     let store = open();
     assert!(store.sums().1 <= 9_000, "{:?}", store.sums());
     let found = |token: u32| {
-        let found = store.take(key(&store), &vec![token; 4 * KV_PAGE_TOKENS]);
+        let found = take(&store, key(&store), &vec![token; 4 * KV_PAGE_TOKENS]);
         found.map_or(0, |found| found.pages.len())
     };
     assert_eq!([9, 8, 7].map(found), [4, 3, 0]);

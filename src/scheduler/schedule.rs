@@ -119,6 +119,8 @@ pub(super) struct Schedule<A = Answer> {
     /// Until this instant the same model also gets the next step, if it can run.
     turn_kept: Option<Instant>,
     accounts: Accounts<u32>,
+    /// The same time, where a user is not idle while its sequences wait for places.
+    uses: Accounts<u32>,
     /// Device time of each user's connections.
     connections: BTreeMap<u32, Accounts<u64>>,
     /// Measured time of each model's steps.
@@ -157,6 +159,7 @@ impl<A> Schedule<A> {
             turn: None,
             turn_kept: None,
             accounts: Accounts::default(),
+            uses: Accounts::default(),
             connections: BTreeMap::new(),
             costs: BTreeMap::new(),
             turns: BTreeMap::new(),
@@ -172,6 +175,7 @@ impl<A> Schedule<A> {
 
     /// Replaces the shares of device time of users that have another one than most.
     pub fn set_shares(&mut self, shares: BTreeMap<u32, u32>) {
+        self.uses.set_shares(shares.clone());
         self.accounts.set_shares(shares);
     }
 
@@ -269,7 +273,7 @@ impl<A> Schedule<A> {
     fn take_running(&mut self, at: usize) -> Sequence<A> {
         self.offer_pages(at, true);
         let mut sequence = self.running.remove(at);
-        self.kv.release(sequence.request.model, &mut sequence.kv);
+        self.kv.release(sequence.request.model, sequence.request.uid, &mut sequence.kv);
         sequence
     }
 
@@ -312,7 +316,7 @@ impl<A> Schedule<A> {
         let Some(at) = self.running.iter().position(|s| s.request.id == id) else { return };
         self.offer_pages(at, true);
         let sequence = &mut self.running[at];
-        self.kv.release(sequence.request.model, &mut sequence.kv);
+        self.kv.release(sequence.request.model, sequence.request.uid, &mut sequence.kv);
         sequence.drop_oldest(kept);
         self.attach(at);
     }
@@ -327,7 +331,7 @@ impl<A> Schedule<A> {
     /// A sequence's page was copied.
     pub fn copied(&mut self, id: SequenceId) {
         if let Some(sequence) = self.running.iter_mut().find(|s| s.request.id == id) {
-            self.kv.copied(sequence.request.model, &mut sequence.kv);
+            self.kv.copied(sequence.request.model, sequence.request.uid, &mut sequence.kv);
         }
     }
 

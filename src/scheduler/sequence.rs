@@ -254,7 +254,8 @@ impl Sequence {
             top_p: sampling.top_p,
             min_p: sampling.min_p,
             seed: sampling.seed,
-            position: self.token_count(),
+            // The number of the drawn token, with those that were dropped: no random number comes twice.
+            position: self.token_count().wrapping_add(self.dropped),
             top_logprobs: sampling.top_logprobs,
             changes: penalties.and_then(changes),
             mask: None,

@@ -68,29 +68,43 @@ impl Restores {
         let (back, receiver) = watch::channel(());
         coming.insert(key, receiver.clone());
         drop(coming);
-        let (this, engine, model) = (Arc::clone(self), engine.clone(), Arc::clone(model));
-        let prompt = prompt.to_vec();
-        tokio::spawn(async move {
-            this.restore(&engine, key, uid, &model, prompt).await;
-            this.coming.lock().remove(&key);
-            drop(back);
-        });
+        let coming = Coming { restores: Arc::clone(self), key, _back: back };
+        let (engine, model, prompt) = (engine.clone(), Arc::clone(model), prompt.to_vec());
+        tokio::spawn(async move { coming.restores.restore(&engine, key, uid, &model, prompt).await });
         receiver
     }
 
     async fn restore(&self, engine: &EngineHandle, key: Key, uid: u32, model: &Arc<Model>, prompt: Vec<u32>) {
         let _alone = self.reading.lock().await;
         let store = Arc::clone(&self.store);
-        let read = tokio::task::spawn_blocking(move || store.take(key, &prompt)).await;
-        let Ok(Some(prefixes)) = read else { return };
+        let read = tokio::task::spawn_blocking(move || store.read(key, &prompt)).await;
+        let Ok(Some(mut offer)) = read else { return };
+        let prefixes = offer.take();
         let pages = prefixes.pages.len();
-        match engine.restore_prefixes(model, uid, prefixes).await {
+        let taken = match engine.restore_prefixes(model, uid, prefixes).await {
             Ok(taken) => {
                 tracing::info!(uid, model = model.name, pages, taken, "kept prefixes are back on the device");
+                taken
             }
             Err(error) => {
                 tracing::info!(uid, model = model.name, %error, "kept prefixes cannot be used now");
+                0
             }
-        }
+        };
+        self.store.given(&offer, taken);
+    }
+}
+
+/// A file on its way to the engine. Its end, also by a panic, lets the next request have the file.
+struct Coming {
+    restores: Arc<Restores>,
+    key: Key,
+    /// Those that wait notice when this drops: after the entry is gone.
+    _back: watch::Sender<()>,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.restores.coming.lock().remove(&self.key);
     }
 }

@@ -151,21 +151,21 @@ impl Kv {
 
     /// Takes the longest known prefix of `tokens`, in place of what `held` has of it. Returns how many tokens that is.
     pub fn attach(&mut self, model: ModelId, uid: u32, tokens: &[u32], held: &mut Held) -> u32 {
-        self.release(model, held);
+        self.release(model, uid, held);
         let key = self.key(model, uid);
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&model)) else {
             return 0;
         };
         self.clock += 1;
         let found = tree.find(tokens, self.clock);
-        found.pages.iter().for_each(|page| pool.hold(*page));
+        found.pages.iter().for_each(|page| pool.hold(*page, uid));
         let mut count = (found.pages.len() * KV_PAGE_TOKENS) as u32;
         *held = Held { known: found.pages.len(), at: found.at, pages: found.pages, copied: None };
         if let Some(rest) = found.rest {
             count += rest.tokens;
             // Nobody else writes there: the sequence goes on where the tree's tokens end.
             let alone = rest.all && !pool.is_held(rest.page);
-            pool.hold(rest.page);
+            pool.hold(rest.page, uid);
             if alone {
                 held.pages.push(rest.page);
             } else {
@@ -203,23 +203,23 @@ impl Kv {
     }
 
     /// The copy that `held` waited for is done, or no longer wanted.
-    pub fn copied(&mut self, model: ModelId, held: &mut Held) {
+    pub fn copied(&mut self, model: ModelId, uid: u32, held: &mut Held) {
         if let Some(page) = held.copied.take() {
-            self.drop_page(model, page);
+            self.drop_page(model, uid, page);
         }
     }
 
-    /// Gives all pages back that `held` has, without offering them to the tree.
-    pub fn release(&mut self, model: ModelId, held: &mut Held) {
+    /// Gives all pages back that a user's sequence has, without offering them to the tree.
+    pub fn release(&mut self, model: ModelId, uid: u32, held: &mut Held) {
         let Held { pages, copied, .. } = std::mem::take(held);
         for page in pages.into_iter().chain(copied) {
-            self.drop_page(model, page);
+            self.drop_page(model, uid, page);
         }
     }
 
-    fn drop_page(&mut self, model: ModelId, page: u32) {
+    fn drop_page(&mut self, model: ModelId, uid: u32, page: u32) {
         let Some(pool) = self.pools.get_mut(&model) else { return };
-        if let Left::Free(uid) = pool.drop(page) {
+        if let Left::Free(uid) = pool.drop(page, uid) {
             discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
         }
     }
@@ -249,8 +249,8 @@ impl Kv {
                 }
                 Inserted::There { at, page: known } => {
                     if whole && known != *own {
-                        pool.hold(known);
-                        gone = Some((pool.drop(std::mem::replace(own, known)), pool.page_bytes));
+                        pool.hold(known, uid);
+                        gone = Some((pool.drop(std::mem::replace(own, known), uid), pool.page_bytes));
                     }
                     at
                 }
@@ -294,7 +294,7 @@ impl Kv {
         let Some(at) = node.filter(|_| fits) else { return Ok(false) };
         let Some(page) = self.take(model, uid) else { return Ok(false) };
         if let Err(error) = fill(page) {
-            self.drop_page(model, page);
+            self.drop_page(model, uid, page);
             return Err(error);
         }
         self.clock += 1;
@@ -307,7 +307,7 @@ impl Kv {
                 discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
             }
         }
-        self.drop_page(model, page); // the tree alone has it, or nobody
+        self.drop_page(model, uid, page); // the tree alone has it, or nobody
         Ok(true)
     }
 
@@ -396,23 +396,29 @@ impl Kv {
         self.used_bytes.saturating_sub(cached)
     }
 
-    /// The same of one user.
+    /// The same of one user. A page that sequences of several users hold counts in full for each of them. So nobody holds
+    /// more because another one computed it, or goes on with it.
     pub fn held_by(&self, uid: u32) -> u64 {
         self.pools.values().map(|pool| pool.held_by(uid)).sum()
     }
 
-    /// Whole pages of the longest known prefix of `tokens` that sequences hold already.
-    pub fn shared_pages(&self, model: ModelId, uid: u32, tokens: &[u32]) -> u32 {
+    /// Whole pages of the longest known prefix of `tokens` that sequences hold already: any, and those of the same user.
+    pub fn shared_pages(&self, model: ModelId, uid: u32, tokens: &[u32]) -> [u32; 2] {
         let (Some(tree), Some(pool)) = (self.trees.get(&self.key(model, uid)), self.pools.get(&model)) else {
-            return 0;
+            return [0; 2];
         };
-        tree.path(tokens).filter(|page| pool.is_held(*page)).count() as u32
+        tree.path(tokens)
+            .filter(|page| pool.is_held(*page))
+            .fold([0; 2], |[any, own], page| [any + 1, own + u32::from(pool.holders_of_user(page, uid) > 0)])
     }
 
-    /// Pages that no other sequence holds.
-    pub fn own_pages(&self, model: ModelId, held: &Held) -> u32 {
-        let Some(pool) = self.pools.get(&model) else { return 0 };
-        held.pages.iter().chain(&held.copied).filter(|page| pool.holders_of(**page) == 1).count() as u32
+    /// Pages that no other sequence holds, and those that no other one of the same user does.
+    pub fn own_pages(&self, model: ModelId, uid: u32, held: &Held) -> [u32; 2] {
+        let Some(pool) = self.pools.get(&model) else { return [0; 2] };
+        held.pages.iter().chain(&held.copied).fold([0; 2], |[all, of_user], page| {
+            let alone = pool.holders_of(*page) == 1;
+            [all + u32::from(alone), of_user + u32::from(pool.holders_of_user(*page, uid) == 1)]
+        })
     }
 
     /// Bytes of a model's cached pages.

@@ -9,7 +9,7 @@ struct Page {
     sequences: u32,
     /// The tree of prefixes has it.
     kept: bool,
-    /// The user that is charged for it.
+    /// The user that computed it.
     uid: u32,
 }
 
@@ -35,7 +35,9 @@ pub(super) struct Pool {
     freed: Vec<u32>,
     /// Number of pages that only the tree has.
     cached: u32,
-    /// Number of pages that sequences hold, by the user that is charged for them.
+    /// Number of sequences that hold a page, by page and user.
+    holders: BTreeMap<(u32, u32), u32>,
+    /// Number of pages that each user's sequences hold.
     held: BTreeMap<u32, u32>,
 }
 
@@ -44,14 +46,14 @@ pub(super) struct Pool {
 pub(super) enum Left {
     /// Others hold the page.
     Held,
-    /// The page is free; this user was charged for it.
+    /// The page is free; this user computed it.
     Free(u32),
 }
 
 impl Pool {
     pub fn new(size: u32, page_bytes: u64) -> Self {
-        let (pages, free, freed, held) = Default::default();
-        Self { size, page_bytes, pages, free, freed, cached: 0, held }
+        let (pages, free, freed, holders, held) = Default::default();
+        Self { size, page_bytes, pages, free, freed, cached: 0, holders, held }
     }
 
     /// Takes a free page number for a sequence of a user; `None` if all are in use.
@@ -65,7 +67,7 @@ impl Pool {
             None => return None,
         };
         *self.page(page) = Page { sequences: 1, kept: false, uid };
-        *self.held.entry(uid).or_default() += 1;
+        self.count(page, uid);
         Some(page)
     }
 
@@ -75,33 +77,53 @@ impl Pool {
         &mut self.pages[page as usize]
     }
 
-    /// A further sequence holds a page in use.
-    pub fn hold(&mut self, page: u32) {
-        let of = self.page(page);
-        debug_assert!(of.is_used(), "a free page is held");
-        of.sequences += 1;
-        let (only_kept, uid) = (of.sequences == 1, of.uid);
-        if only_kept {
-            self.cached -= 1;
+    /// A sequence more of a user holds a page: it counts for the user once, whoever computed it.
+    fn count(&mut self, page: u32, uid: u32) {
+        let of_user = self.holders.entry((page, uid)).or_default();
+        *of_user += 1;
+        if *of_user == 1 {
             *self.held.entry(uid).or_default() += 1;
         }
     }
 
-    /// A sequence holds a page no more.
-    pub fn drop(&mut self, page: u32) -> Left {
-        let of = self.page(page);
-        of.sequences = of.sequences.checked_sub(1).unwrap_or_else(|| {
-            debug_assert!(false, "a page is dropped more often than held");
-            0
-        });
-        let (last, kept, uid) = (of.sequences == 0, of.kept, of.uid);
-        self.cached += u32::from(last && kept);
-        if last && let Some(count) = self.held.get_mut(&uid) {
+    fn count_down(&mut self, page: u32, uid: u32) {
+        let Some(of_user) = self.holders.get_mut(&(page, uid)) else {
+            debug_assert!(false, "a user drops a page that it does not hold");
+            return;
+        };
+        *of_user -= 1; // entries are above 0
+        if *of_user > 0 {
+            return;
+        }
+        self.holders.remove(&(page, uid));
+        if let Some(count) = self.held.get_mut(&uid) {
             *count = count.saturating_sub(1);
             if *count == 0 {
                 self.held.remove(&uid);
             }
         }
+    }
+
+    /// A further sequence, of this user, holds a page in use.
+    pub fn hold(&mut self, page: u32, uid: u32) {
+        let of = self.page(page);
+        debug_assert!(of.is_used(), "a free page is held");
+        of.sequences += 1;
+        let only_kept = of.sequences == 1;
+        self.cached -= u32::from(only_kept);
+        self.count(page, uid);
+    }
+
+    /// A sequence of a user holds a page no more.
+    pub fn drop(&mut self, page: u32, uid: u32) -> Left {
+        let of = self.page(page);
+        of.sequences = of.sequences.checked_sub(1).unwrap_or_else(|| {
+            debug_assert!(false, "a page is dropped more often than held");
+            0
+        });
+        let (last, kept) = (of.sequences == 0, of.kept);
+        self.cached += u32::from(last && kept);
+        self.count_down(page, uid);
         self.left(page)
     }
 
@@ -131,7 +153,7 @@ impl Pool {
         Left::Free(of.uid)
     }
 
-    /// Bytes that sequences hold and a user is charged for, each page counted once.
+    /// Bytes that a user's sequences hold, each page counted once. One that others hold too counts in full for each user.
     pub fn held_by(&self, uid: u32) -> u64 {
         self.held.get(&uid).map_or(0, |count| u64::from(*count) * self.page_bytes)
     }
@@ -139,6 +161,11 @@ impl Pool {
     /// Number of sequences that hold the page.
     pub fn holders_of(&self, page: u32) -> u32 {
         self.pages.get(page as usize).map_or(0, |of| of.sequences)
+    }
+
+    /// Number of a user's sequences that hold the page.
+    pub fn holders_of_user(&self, page: u32, uid: u32) -> u32 {
+        self.holders.get(&(page, uid)).copied().unwrap_or(0)
     }
 
     /// True if a sequence holds the page.
@@ -166,7 +193,7 @@ impl Pool {
         self.cached
     }
 
-    /// Bytes in use by the users that are charged for them.
+    /// Bytes in use by the users that computed them.
     pub fn charged(&self) -> impl Iterator<Item = (u32, u64)> {
         self.pages.iter().filter(|page| page.is_used()).map(|page| (page.uid, self.page_bytes))
     }
@@ -176,5 +203,13 @@ impl Pool {
     pub fn holders(&self) -> BTreeMap<u32, u32> {
         let held = (0..).zip(&self.pages).filter(|(_, page)| page.sequences > 0);
         held.map(|(number, page)| (number, page.sequences)).collect()
+    }
+
+    /// Number of sequences that hold each page, by page and user, if the pages of each user are counted right.
+    #[cfg(test)]
+    pub fn holders_by_user(&self) -> Option<&BTreeMap<(u32, u32), u32>> {
+        let mut held: BTreeMap<u32, u32> = BTreeMap::new();
+        self.holders.keys().for_each(|(_, uid)| *held.entry(*uid).or_default() += 1);
+        (held == self.held).then_some(&self.holders)
     }
 }

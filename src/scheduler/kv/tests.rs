@@ -85,7 +85,7 @@ impl Lives {
         if let Some(from) = live.held.copied {
             let content = self.device[&(live.model, from)];
             self.device.insert((live.model, live.held.pages[live.computed / PAGE]), content);
-            self.kv.copied(live.model, &mut live.held);
+            self.kv.copied(live.model, live.uid, &mut live.held);
         }
         for position in live.computed..end {
             let page = live.held.pages[position / PAGE];
@@ -103,7 +103,7 @@ impl Lives {
     fn end(&mut self, at: usize) {
         let mut live = self.live.swap_remove(at);
         self.kv.keep(live.model, live.uid, &live.tokens[..live.computed], true, &mut live.held);
-        self.kv.release(live.model, &mut live.held);
+        self.kv.release(live.model, live.uid, &mut live.held);
         assert_eq!(live.held, Held::default());
     }
 
@@ -134,14 +134,15 @@ impl Lives {
         let seed = self.seed;
         let (mut used_bytes, mut charged) = (0, BTreeMap::new());
         for (model, pool) in &self.kv.pools {
-            let mut holders: BTreeMap<u32, u32> = BTreeMap::new();
+            let (mut holders, mut of_users) =
+                (BTreeMap::<u32, u32>::new(), BTreeMap::<(u32, u32), u32>::new());
             for live in self.live.iter().filter(|live| live.model == *model) {
-                live.held
-                    .pages
-                    .iter()
-                    .chain(&live.held.copied)
-                    .for_each(|page| *holders.entry(*page).or_default() += 1);
+                for page in live.held.pages.iter().chain(&live.held.copied) {
+                    *holders.entry(*page).or_default() += 1;
+                    *of_users.entry((*page, live.uid)).or_default() += 1;
+                }
             }
+            assert_eq!(pool.holders_by_user(), Some(&of_users), "seed {seed}");
             let trees = || self.kv.trees.iter().filter(|(key, _)| key.0 == *model);
             let kept: Vec<u32> = trees().flat_map(|(_, tree)| tree.pages()).collect();
             let distinct: BTreeSet<u32> = kept.iter().copied().collect();
@@ -194,7 +195,7 @@ fn the_cache_of_the_user_that_holds_most_goes_first() {
         held.pages.extend(kv.take(ModelId(1), uid));
         assert_eq!(held.pages.len(), 1);
         kv.keep(ModelId(1), uid, &tokens, true, &mut held);
-        kv.release(ModelId(1), &mut held);
+        kv.release(ModelId(1), uid, &mut held);
     };
     (0..3).for_each(|i| cache(&mut kv, 1, i));
     (0..7).for_each(|i| cache(&mut kv, 2, i));
@@ -202,7 +203,7 @@ fn the_cache_of_the_user_that_holds_most_goes_first() {
         let known = |first: &u32| {
             let mut held = Held::default();
             let found = kv.attach(ModelId(1), uid, &[*first; PAGE], &mut held) == PAGE as u32;
-            kv.release(ModelId(1), &mut held);
+            kv.release(ModelId(1), uid, &mut held);
             found
         };
         (0..7).filter(known).collect::<Vec<_>>()
@@ -220,6 +221,31 @@ fn the_cache_of_the_user_that_holds_most_goes_first() {
     (0..4).for_each(|_| third.pages.extend(kv.take(ModelId(1), 3)));
     assert_eq!((third.pages.len(), kv.take(ModelId(1), 3)), (10, None));
     assert_eq!(kv.take_evicted(), 10);
-    kv.release(ModelId(1), &mut third);
+    kv.release(ModelId(1), 3, &mut third);
     assert_eq!(kv.sums(), Sums { size: 10, ..Sums::default() });
+}
+
+#[test]
+fn a_shared_page_counts_for_each_user_that_holds_it_and_for_nobody_else() {
+    let mut kv = Kv::new(10 * 100, Reuse::All);
+    kv.open(ModelId(1), 100);
+    let tokens = vec![7; 2 * PAGE];
+    let (mut first, mut second, mut third) = (Held::default(), Held::default(), Held::default());
+    first.pages.extend((0..2).filter_map(|_| kv.take(ModelId(1), 1)));
+    kv.keep(ModelId(1), 1, &tokens, true, &mut first);
+    assert_eq!(kv.attach(ModelId(1), 2, &tokens, &mut second), 2 * PAGE as u32);
+    assert_eq!(kv.attach(ModelId(1), 2, &tokens[..PAGE], &mut third), PAGE as u32);
+    assert_eq!((kv.held_by(1), kv.held_by(2), kv.held_bytes()), (200, 200, 200));
+    assert_eq!(kv.own_pages(ModelId(1), 2, &second), [0, 1]);
+    assert_eq!(
+        (kv.shared_pages(ModelId(1), 2, &tokens), kv.shared_pages(ModelId(1), 3, &tokens)),
+        ([2, 2], [2, 0])
+    );
+    // The one that computed them has left: others' use is not charged to it.
+    kv.release(ModelId(1), 1, &mut first);
+    assert_eq!((kv.held_by(1), kv.held_by(2), kv.held_bytes()), (0, 200, 200));
+    kv.release(ModelId(1), 2, &mut second);
+    assert_eq!((kv.held_by(2), kv.held_bytes()), (100, 100));
+    kv.release(ModelId(1), 2, &mut third);
+    assert_eq!((kv.held_by(2), kv.held_bytes(), kv.sums().cached), (0, 0, 2));
 }

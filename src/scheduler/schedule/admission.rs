@@ -3,9 +3,11 @@
 //! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. Nobody knows
 //! its later need: many answers end long before the context is full.
 //!
-//! - The user with the fewest places is served first; of several, the one that was admitted longest ago. Of a user, sequences of the highest priority are. Of these, the
-//!   connection with the fewest places is, then that with the least device time; its sequences in order of arrival. A
-//!   sequence that does not fit blocks others of the same user only.
+//! - The user with the fewest places is served first; of several, the one with the least device time. Among equals, the one
+//!   that was admitted longest ago is. A user that comes and goes is not new each time: its time is remembered (`accounts`).
+//! - Of a user, sequences of the highest priority are served first. Of these, the connection with the fewest places is,
+//!   then that with the least device time; its sequences in order of arrival. A sequence that does not fit blocks others of
+//!   the same user only.
 //! - A user may hold all places and bytes while nobody else wants them. A user below its equal share takes the lack
 //!   from the user that holds most above its own.
 //! - A user holds at most a configured part of the bytes, also while nobody else wants them.
@@ -114,7 +116,8 @@ impl<A> Schedule<A> {
         let places = |uid: u32| held.get(&uid).map_or(0, |held| held.places);
         let order = |head: &Head<'_, A>| {
             let uid = head.sequence.request.uid;
-            (!self.is_privileged(uid), places(uid), self.admissions.get(&uid).copied(), head.first)
+            let admitted = self.admissions.get(&uid).copied();
+            (!self.is_privileged(uid), places(uid), self.uses.of(uid), admitted, head.first)
         };
         heads.sort_by_key(order);
         heads.into_iter().find_map(|head| Some((head.at, self.victims(head.sequence, &held, now)?)))
@@ -183,18 +186,20 @@ impl<A> Schedule<A> {
         let mut held = held.clone();
         let mut victims = Vec::new();
         let (mut places, mut bytes) = (self.running.len() as u64, self.claimed_bytes());
-        let (mut need, room) = (head.claimed_bytes(), self.kv.room_bytes());
+        // Its need beside pages that any sequence holds, and beside those that its user's sequences hold.
+        let (mut need, room) = ([head.claimed_bytes(); 2], self.kv.room_bytes());
         let (mut own, most) = (self.claimed_by(head.request.uid), self.limits.kv_user_bytes);
-        if bytes.saturating_add(need) > room || own.saturating_add(need) > most {
+        if bytes.saturating_add(need[0]) > room || own.saturating_add(need[1]) > most {
             let Request { model, uid, page_bytes, .. } = head.request;
             let shared = self.kv.shared_pages(model, uid, &head.tokens);
-            need = need.saturating_sub(u64::from(shared).saturating_mul(page_bytes));
+            let bytes = shared.map(|pages| u64::from(pages).saturating_mul(page_bytes));
+            need = [0, 1].map(|of| need[of].saturating_sub(bytes[of]));
         }
         loop {
             let lack = Lack {
                 places: (places + 1).saturating_sub(u64::from(self.limits.sequences_max)),
-                bytes: bytes.saturating_add(need).saturating_sub(room),
-                of_user: own.saturating_add(need).saturating_sub(most),
+                bytes: bytes.saturating_add(need[0]).saturating_sub(room),
+                of_user: own.saturating_add(need[1]).saturating_sub(most),
             };
             if (lack.places, lack.bytes, lack.of_user) == (0, 0, 0) {
                 return Some(victims);
@@ -202,10 +207,10 @@ impl<A> Schedule<A> {
             let victim = self.next_victim(head, &held, lack, &victims, now)?;
             victims.push(victim.request.id);
             places -= 1;
-            let freed = self.freed_bytes(victim);
+            let [freed, freed_of_user] = self.freed_bytes(victim);
             bytes = bytes.saturating_sub(freed);
             if victim.request.uid == head.request.uid {
-                own = own.saturating_sub(freed);
+                own = own.saturating_sub(freed_of_user);
             }
             if let Some(held) = held.get_mut(&victim.request.uid) {
                 held.places -= 1;
@@ -214,11 +219,12 @@ impl<A> Schedule<A> {
         }
     }
 
-    /// Bytes that an admitted sequence claims and no other one holds.
-    fn freed_bytes(&self, sequence: &Sequence<A>) -> u64 {
-        let Request { model, page_bytes, .. } = sequence.request;
+    /// Bytes that an admitted sequence claims and no other one holds, and those that no other one of its user does.
+    fn freed_bytes(&self, sequence: &Sequence<A>) -> [u64; 2] {
+        let Request { model, uid, page_bytes, .. } = sequence.request;
         let outstanding = sequence.claimed_pages() - sequence.kv.pages.len() as u32;
-        u64::from(self.kv.own_pages(model, &sequence.kv) + outstanding).saturating_mul(page_bytes)
+        let own = self.kv.own_pages(model, uid, &sequence.kv);
+        own.map(|pages| u64::from(pages + outstanding).saturating_mul(page_bytes))
     }
 
     fn next_victim(
@@ -293,7 +299,7 @@ impl<A> Schedule<A> {
         held
     }
 
-    /// KV bytes that a user's admitted sequences have, pages shared by several counted once, and are to have soon.
+    /// KV bytes that a user's admitted sequences have, each page counted once, and are to have soon.
     pub(super) fn claimed_by(&self, uid: u32) -> u64 {
         let own = self.running.iter().filter(|s| s.request.uid == uid);
         own.map(|s| s.outstanding_bytes()).fold(self.kv.held_by(uid), u64::saturating_add)

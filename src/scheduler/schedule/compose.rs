@@ -115,6 +115,8 @@ impl<A> Schedule<A> {
             self.contended = now.checked_add(CONTENDED);
         }
         self.accounts.forget_except(&live);
+        self.uses.forget_except(&live);
+        let _ = self.uses.choose(live.clone()); // admissions choose by these accounts
         self.admissions.retain(|uid, _| live.contains(uid));
         self.connections.retain(|uid, _| live.contains(uid));
         if self.turns.len() > 2 * (self.running.len() + self.queue.len()) + TURNS_KEPT {
@@ -242,6 +244,7 @@ impl<A> Schedule<A> {
             let of_rows = (1.0 - fixed) * f64::from(work.rows) / rows;
             let part = time.mul_f64((of_weights + of_rows).clamp(0.0, 1.0));
             self.accounts.charge(work.uid, part);
+            self.uses.charge(work.uid, part);
             *charged.entry(work.uid).or_insert(Duration::ZERO) += part;
             self.connections.entry(work.uid).or_default().charge(work.connection, part);
             if let Some(sequence) = self.get_mut(work.id) {

@@ -47,7 +47,7 @@ impl<A> Schedule<A> {
                 sequence.kv.pages.push(page);
             } else if sequence.kv.copied.is_some() {
                 // The page to copy is one more than its tokens need: it computes these instead.
-                self.kv.copied(model, &mut sequence.kv);
+                self.kv.copied(model, uid, &mut sequence.kv);
                 sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
             } else {
                 let bounded = self.kv.room_bytes() < self.kv.budget_bytes;
@@ -77,7 +77,7 @@ impl<A> Schedule<A> {
         self.running.iter().all(|s| s.request.id == id || s.kv.pages.is_empty() && s.kv.copied.is_none())
     }
 
-    /// True if a user holds as much as one may. Pages that it is charged for and others hold do not count without own ones.
+    /// True if a user holds as much as one may. Alone, one page always may be held.
     fn is_full(&self, uid: u32, page_bytes: u64) -> bool {
         let more = self.kv.held_by(uid).saturating_add(page_bytes);
         let holds =

@@ -55,6 +55,16 @@ fn a_full_context_is_halved_after_the_kept_tokens_and_the_answer_goes_on() {
 }
 
 #[test]
+fn no_random_number_is_drawn_twice() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.shifting(&prompt(1, 40), 300, 1).finish();
+    assert_eq!(rig.control.draws(), (40..340).collect::<Vec<u32>>());
+    let rig = Rig::new(EngineOptions::default());
+    rig.ask(&prompt(1, 40), 50).finish();
+    assert_eq!(rig.control.draws(), (40..90).collect::<Vec<u32>>(), "without a shift they are positions");
+}
+
+#[test]
 fn without_the_request_a_full_context_ends_the_answer() {
     let rig = Rig::new(EngineOptions::default());
     let (mut job, asked) = rig.job(&prompt(1, 40), 300);

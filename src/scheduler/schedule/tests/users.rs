@@ -375,6 +375,85 @@ fn a_request_for_most_of_the_cache_takes_turns_and_root_waits_for_nobody() {
 }
 
 #[test]
+fn a_user_that_comes_and_goes_gets_no_more_places_than_those_that_stay() {
+    let mut device = Device::new(GPU);
+    device.schedule.limits.sequences_max = 1;
+    let (mut asked, mut away): (BTreeMap<u32, Vec<u64>>, bool) = (BTreeMap::new(), false);
+    let until = device.now + Duration::from_secs(60);
+    while device.now < until {
+        // The third user asks a turn after it got its answer, when the place is taken. The others always have requests that
+        // wait.
+        for (uid, most) in [(1, 3), (2, 3), (3, 1)] {
+            let of_user = asked.entry(uid).or_default();
+            of_user.retain(|id| !device.ended.contains_key(id));
+            let gone_now = uid == 3 && of_user.is_empty() && !away;
+            if !gone_now {
+                (of_user.len()..most).for_each(|_| of_user.push(device.ask(uid, 1, 4, 30).0));
+            }
+            away = if uid == 3 { gone_now } else { away };
+        }
+        device.turn();
+    }
+    let all: Duration = device.times.values().sum();
+    for (uid, time) in &device.times {
+        let part = time.as_secs_f64() / all.as_secs_f64();
+        assert!((0.28..0.39).contains(&part), "{uid} got {part:.2} of the time: {:?}", device.times);
+    }
+}
+
+#[test]
+fn beside_a_privileged_user_that_has_all_pages_a_sequence_without_any_leads_no_step() {
+    let mut device = Device::new(GPU);
+    device.set_budget(8 << 10); // 8 pages
+    let waits = device.ask(2, 1, 4, 20);
+    device.schedule.get_mut(waits).unwrap().credit = 0;
+    device.schedule.get_mut(waits).unwrap().request.positions = PAGE;
+    let root = device.ask(ROOT, 1, 5 * PAGE, 3 * PAGE);
+    while device.schedule.pages(root).len() < 8 {
+        device.turn();
+    }
+    assert!(device.schedule.get(waits).is_some_and(|s| s.admitted.is_some() && s.kv.pages.is_empty()));
+    device.schedule.credit(waits, 100);
+    let leads = device.schedule.accounts.of(2) < device.schedule.accounts.of(ROOT);
+    assert!(leads, "it has the right to the next step");
+    let (before, steps) = (device.schedule.get(root).unwrap().token_count(), 10);
+    (0..steps).for_each(|_| device.turn());
+    assert_eq!(device.schedule.get(root).unwrap().token_count(), before + steps, "each step is root's");
+    assert_eq!((device.schedule.take_preempted(), device.schedule.queued()), (1, vec![waits]));
+    device.run_for(Duration::from_secs(10));
+    assert_eq!(device.ended.keys().copied().collect::<BTreeSet<_>>(), [waits.0, root.0].into());
+}
+
+#[test]
+fn prefixes_of_another_user_count_for_those_that_use_them() {
+    let mut device = Device::with_reuse(GPU, Reuse::All);
+    device.schedule.limits.kv_user_bytes = 10 << 10; // of 1024 pages
+    let submit = |device: &mut Device, uid: u32| {
+        let id = device.next_id;
+        device.next_id += 1;
+        let request = Request { uid, credit: u32::MAX, ..request(id, 1, 6 * PAGE, 10 * PAGE) };
+        device.schedule.submit(Sequence::new(request, vec![7; 6 * PAGE as usize], ()));
+        SequenceId(id)
+    };
+    let first = submit(&mut device, 1);
+    device.run_for(Duration::from_millis(100));
+    let second = submit(&mut device, 2);
+    device.run_for(Duration::from_millis(50));
+    device.schedule.copied(second);
+    let held = |device: &Device| [1, 2].map(|uid| device.schedule.kv().held_by(uid) >> 10);
+    assert_eq!(held(&device), [7, 7], "both hold six pages of the prompt, and one of their answer");
+    device.schedule.remove(first);
+    assert_eq!(held(&device), [0, 7]);
+    // The pages that the second user goes on with leave the first one all of its part.
+    let own = device.ask(1, 1, 7 * PAGE, 10);
+    device.run_for(Duration::from_millis(20));
+    assert!(device.schedule.get(own).is_some_and(|s| s.admitted.is_some()));
+    device.run_for(Duration::from_secs(10));
+    assert_eq!(device.ended.keys().copied().collect::<BTreeSet<_>>(), [second.0, own.0].into());
+    assert_eq!((device.schedule.page_sums().used, device.schedule.claimed_bytes()), (0, 0));
+}
+
+#[test]
 fn answers_that_outgrow_the_cache_take_turns_and_all_end() {
     let mut device = Device::new(GPU);
     device.set_budget(100 << 10); // 100 pages
