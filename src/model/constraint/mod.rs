@@ -119,7 +119,7 @@ impl ConstraintCompiler {
     }
 
     /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept. Compiling takes from 1 ms to 5 s, on
-    /// a thread of its own with a large stack, which counts for that user until it ends.
+    /// a thread of its own with a large stack. It counts for that user until it ends.
     ///
     /// # Errors
     /// [`ConstraintError`].
