@@ -195,7 +195,7 @@ impl PrefixStore {
     }
 
     /// Notes that the engine took the first `taken` pages of an offer. The others stay in the file, and are not read again
-    /// for 2 s. A file of which all were taken is removed.
+    /// for 2 s. A file of which all were taken is removed. Blocks.
     pub fn given(&self, offer: &Offer, taken: u32) {
         let Offer { key, number, places, .. } = offer;
         let mut files = self.files.lock();

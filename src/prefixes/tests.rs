@@ -29,14 +29,20 @@ fn take(store: &PrefixStore, key: Key, prompt: &[u32]) -> Option<Prefixes> {
     Some(prefixes)
 }
 
-#[test]
-fn pages_without_room_stay_in_the_file_and_its_index_is_read_once() {
+/// A store with one file of three pages, in a folder that lives as long as the first value.
+fn with_three_pages() -> (tempfile::TempDir, Arc<PrefixStore>, Key, Vec<u32>) {
     let dir = tempfile::tempdir().unwrap();
     let model = model(&kept_model());
     let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
     store.keep(&model, prefixes(Some(1000), 3, 7));
     store.finish();
-    let (key, prompt) = (store.key(1000, &model), vec![7; 3 * KV_PAGE_TOKENS]);
+    let key = store.key(1000, &model);
+    (dir, store, key, vec![7; 3 * KV_PAGE_TOKENS])
+}
+
+#[test]
+fn pages_without_room_stay_in_the_file_and_its_index_is_read_once() {
+    let (_dir, store, key, prompt) = with_three_pages();
     let index = |store: &PrefixStore| {
         let files = store.files.lock();
         Arc::as_ptr(&files.get(&key).unwrap().opened.as_ref().unwrap().known.index)
@@ -61,12 +67,7 @@ fn pages_without_room_stay_in_the_file_and_its_index_is_read_once() {
 
 #[test]
 fn an_index_is_read_again_where_the_file_changed() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = model(&kept_model());
-    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
-    store.keep(&model, prefixes(Some(1000), 3, 7));
-    store.finish();
-    let (key, prompt) = (store.key(1000, &model), vec![7; 3 * KV_PAGE_TOKENS]);
+    let (_dir, store, key, prompt) = with_three_pages();
     let path = store.path(&key);
     assert!(store.read(key, &prompt).is_some());
     let mut bytes = fs::read(&path).unwrap();

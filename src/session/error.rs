@@ -5,6 +5,7 @@
 
 use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 
+use super::extras::ExtrasError;
 use super::sessions::SessionError;
 use crate::backend::BackendError;
 use crate::model::ModelError;
@@ -13,7 +14,7 @@ use crate::model::files::FilesError;
 use crate::model::gguf::GgufError;
 use crate::model::plan::PlanError;
 use crate::model::store::{CopyError, OpenError, StoreError};
-use crate::model::template::{ExtrasError, TemplateError};
+use crate::model::template::TemplateError;
 use crate::model::tokenizer::TokenizerError;
 use crate::scheduler::JobError;
 use crate::share::{Refusal, Whose};

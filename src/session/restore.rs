@@ -91,7 +91,9 @@ impl Restores {
                 0
             }
         };
-        self.store.given(&offer, taken);
+        // All pages taken: it removes the file.
+        let store = Arc::clone(&self.store);
+        let _ = tokio::task::spawn_blocking(move || store.given(&offer, taken)).await;
     }
 }
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use rocmforge::model::gguf::Gguf;
-use rocmforge::model::template::{Extras, Message, Renderer, TemplateError, TemplateRequest};
+use rocmforge::model::template::{Message, Renderer, TemplateError, TemplateRequest};
+use rocmforge::session::Extras;
 use rocmforge_client::calls::{self, Call, Event, Form, Parser, Tool, conversation};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use rocmforge_client::calls::counts;
 use rocmforge_client::wire::limits;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
@@ -22,22 +23,6 @@ pub struct Params {
 const CONTAINERS_MAX: usize = 1 << 16;
 /// Most commas of a body, each before a value of some 100 bytes: a prompt of a million token ids has as many.
 const COMMAS_MAX: usize = 1 << 20;
-
-/// Numbers of lists and objects, and of commas, outside of texts.
-fn counts(body: &[u8]) -> (usize, usize) {
-    let (mut containers, mut commas, mut in_text, mut escaped) = (0, 0, false, false);
-    for byte in body {
-        match (in_text, byte) {
-            (true, _) if escaped => escaped = false,
-            (true, b'\\') => escaped = true,
-            (_, b'"') => in_text = !in_text,
-            (false, b'{' | b'[') => containers += 1,
-            (false, b',') => commas += 1,
-            _ => {}
-        }
-    }
-    (containers, commas)
-}
 
 impl Params {
     /// Reads a request's body.

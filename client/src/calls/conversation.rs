@@ -96,10 +96,8 @@ fn fields(form: Form, message: &Message) -> Value {
     }
     if !message.calls.is_empty() {
         let calls = message.calls.iter().map(|call| {
-            // Whoever made the call checked that they are an object.
-            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
             let mut value =
-                json!({"type": "function", "function": {"name": call.name, "arguments": arguments}});
+                json!({"type": "function", "function": {"name": call.name, "arguments": arguments(call)}});
             if let Some(id) = &call.id {
                 value["id"] = json!(id_of(id));
             }
@@ -114,6 +112,11 @@ fn fields(form: Form, message: &Message) -> Value {
         fields.insert("name".to_owned(), json!(tool));
     }
     if fields.is_empty() { Value::Null } else { Value::Object(fields) }
+}
+
+/// A call's arguments as a value. The maker of the call checked that they are an object.
+fn arguments(call: &Call) -> Value {
+    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}))
 }
 
 /// Mistral's templates take only names of calls that have nine letters or digits.
@@ -149,11 +152,8 @@ fn as_texts(tools: &[Tool], messages: Vec<Message>) -> Vec<ChatMessage> {
         let is_result = message.role == "tool";
         let mut content = message.content.unwrap_or_default();
         if !message.calls.is_empty() {
-            let calls = message.calls.iter().map(|call| {
-                let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-                json!({"name": call.name, "arguments": arguments})
-            });
-            let calls: Vec<Value> = calls.collect();
+            let of = |call: &Call| json!({"name": call.name, "arguments": arguments(call)});
+            let calls: Vec<Value> = message.calls.iter().map(of).collect();
             let text =
                 if let [call] = calls.as_slice() { call.to_string() } else { json!(calls).to_string() };
             content =

@@ -20,6 +20,8 @@ const FUNCTIONS: &str = "to=functions.";
 pub struct Harmony {
     buffer: String,
     state: State,
+    /// Bytes of the buffer in which no mark begins that was looked for.
+    searched: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +42,7 @@ enum Kind {
 }
 
 impl Harmony {
-    /// Takes more text.
+    /// Takes more text. The cost is linear in the answer's length, for all pieces together.
     pub fn push(&mut self, text: &str, events: &mut Vec<Event>) {
         self.buffer.push_str(text);
         while self.step(false, events) {}
@@ -49,6 +51,11 @@ impl Harmony {
     /// Takes the end of the answer.
     pub fn finish(&mut self, events: &mut Vec<Event>) {
         while self.step(true, events) {}
+    }
+
+    fn drop_front(&mut self, bytes: usize) {
+        self.buffer.drain(..bytes);
+        self.searched = 0;
     }
 
     /// True if there is more to do.
@@ -71,9 +78,12 @@ impl Harmony {
             self.state = State::Inside(Kind::Text);
             return true;
         }
-        let Some(at) = self.buffer.find(MESSAGE) else {
+        let from = self.searched;
+        let Some(at) = self.buffer[from..].find(MESSAGE).map(|at| from + at) else {
+            self.searched = from + kept(&self.buffer[from..], &[MESSAGE]);
             if last {
                 events.push(Event::Text(std::mem::take(&mut self.buffer)));
+                self.searched = 0;
             }
             return false;
         };
@@ -88,8 +98,9 @@ impl Harmony {
             None if channel.starts_with("analysis") => Kind::Reasoning,
             None => Kind::Text,
         };
+        self.searched = length;
         if !matches!(kind, Kind::Call(..)) {
-            self.buffer.drain(..length);
+            self.drop_front(length);
         }
         self.state = State::Inside(kind);
         true
@@ -107,23 +118,26 @@ impl Harmony {
             events.push(if *kind == Kind::Reasoning { Event::Reasoning(text) } else { Event::Text(text) });
         }
         let Some((_, mark)) = end else { return false };
-        self.buffer.drain(..mark);
+        self.drop_front(mark);
         self.state = State::Outside;
         true
     }
 
     fn call(&mut self, name: &str, header: usize, last: bool, events: &mut Vec<Event>) -> bool {
-        let found = end_of(&self.buffer[header..]);
-        let (end, mark) = match found {
-            Some((at, mark)) => (header + at, mark),
+        let from = self.searched;
+        let (end, mark) = match end_of(&self.buffer[from..]) {
+            Some((at, mark)) => (from + at, mark),
             None if last => (self.buffer.len(), 0),
-            None => return false,
+            None => {
+                self.searched = from + kept(&self.buffer[from..], &ENDS);
+                return false;
+            }
         };
         match body::of_parts(name, &self.buffer[header..end], None) {
             Some(call) => events.push(Event::Call(call)),
             None => events.push(Event::Text(self.buffer[..end].to_owned())),
         }
-        self.buffer.drain(..end + mark);
+        self.drop_front(end + mark);
         self.state = State::Outside;
         !self.buffer.is_empty()
     }

@@ -12,11 +12,13 @@ mod form;
 mod harmony;
 mod parser;
 mod scan;
+mod size;
 
 pub use conversation::{Conversation, Message, conversation};
 pub use demand::{Demand, demand};
 pub use form::Form;
 pub use parser::Parser;
+pub use size::counts;
 
 use serde_json::Value;
 

@@ -266,7 +266,11 @@ fn the_cost_of_a_long_call_is_linear() {
     );
     let tags =
         format!("<tool_call>f<arg_key>a</arg_key><arg_value>{}</arg_value></tool_call>", "x".repeat(1 << 21));
-    for (form, answer) in [(Form::Hermes, long), (Form::GlmTags, tags)] {
+    let channel = format!(
+        "<|channel|>commentary to=functions.f <|message|>{{\"a\": \"{}\"}}<|call|>",
+        "x".repeat(1 << 21)
+    );
+    for (form, answer) in [(Form::Hermes, long), (Form::GlmTags, tags), (Form::Harmony, channel)] {
         let pieces: Vec<&str> =
             answer.as_bytes().chunks(4).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
         let found = events(form, false, pieces);

@@ -299,18 +299,8 @@ pub struct RunArguments {
     /// Most tokens to generate; 0: until the model ends or the context is full
     #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: u32,
-    /// Randomness, 0 to 100; 0 always takes the most likely token
-    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
-    pub temperature: f32,
-    /// Draw from this many most likely tokens; 0: from all
-    #[arg(long, default_value_t = 40, value_name = "N", allow_negative_numbers = true)]
-    pub top_k: u32,
-    /// Draw from the most likely tokens that together have this probability; 1: from all
-    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true, value_parser = share)]
-    pub top_p: f32,
-    /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
-    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true, value_parser = share)]
-    pub min_p: f32,
+    #[command(flatten)]
+    pub sampling: super::sampling::Sampling,
     /// Seed for repeatable draws [default: random; shown with --json and --stats]
     #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,

@@ -73,7 +73,7 @@ pub fn run(client: &Client, arguments: &ChatArguments) -> Result<ExitCode, Failu
     let mut chat = Chat {
         client,
         model,
-        sampling: arguments.sampling(),
+        sampling: arguments.sampling.options(arguments.seed, 0),
         max_tokens: arguments.max_tokens,
         system: arguments.system.clone(),
         messages: Vec::new(),
@@ -221,8 +221,8 @@ impl Chat<'_> {
             "/exit" | "/quit" => return Ok(Next::End),
             other => {
                 let near = nearest(other, COMMANDS.into_iter());
-                let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
-                return Err(Failure::usage(&format!("{other} is no command{near} /help shows all")));
+                let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+                return Err(Failure::usage(&format!("{other} is no command; {near}/help shows all")));
             }
         }
         Ok(Next::Line)

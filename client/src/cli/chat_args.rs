@@ -4,9 +4,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
-use rocmforge_client::wire::SamplingOptions;
 
-use super::args::{Command, RunArguments, number, share, temperature};
+use super::args::{Command, RunArguments, number};
 use super::report::Output;
 
 pub const CHAT_HELP: &str = "\
@@ -34,35 +33,11 @@ pub struct ChatArguments {
     /// Most tokens of an answer; 0: until the model ends or the context is full
     #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: u32,
-    /// Randomness, 0 to 100; 0 always takes the most likely token
-    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
-    pub temperature: f32,
-    /// Draw from this many most likely tokens; 0: from all
-    #[arg(long, default_value_t = 40, value_name = "N", allow_negative_numbers = true)]
-    pub top_k: u32,
-    /// Draw from the most likely tokens that together have this probability; 1: from all
-    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true, value_parser = share)]
-    pub top_p: f32,
-    /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
-    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true, value_parser = share)]
-    pub min_p: f32,
+    #[command(flatten)]
+    pub sampling: super::sampling::Sampling,
     /// Seed for repeatable draws [default: random]
     #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,
-}
-
-impl ChatArguments {
-    /// How tokens are drawn.
-    pub fn sampling(&self) -> SamplingOptions {
-        SamplingOptions {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed,
-            top_logprobs: 0,
-        }
-    }
 }
 
 impl From<&RunArguments> for ChatArguments {
@@ -72,10 +47,7 @@ impl From<&RunArguments> for ChatArguments {
             system: run.system.clone(),
             load: None,
             max_tokens: run.max_tokens,
-            temperature: run.temperature,
-            top_k: run.top_k,
-            top_p: run.top_p,
-            min_p: run.min_p,
+            sampling: run.sampling.clone(),
             seed: run.seed,
         }
     }

@@ -10,7 +10,7 @@ use rocmforge_client::{
 use serde_json::{Value, json};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
-use wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, SamplingOptions, TokenLogprob};
+use wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, TokenLogprob};
 
 use super::args::RunArguments;
 use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
@@ -80,14 +80,7 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
         model: String::new(),
         prompt,
         max_tokens: arguments.max_tokens,
-        sampling: SamplingOptions {
-            temperature: arguments.temperature,
-            top_k: arguments.top_k,
-            top_p: arguments.top_p,
-            min_p: arguments.min_p,
-            seed: arguments.seed,
-            top_logprobs: arguments.logprobs,
-        },
+        sampling: arguments.sampling.options(arguments.seed, arguments.logprobs),
         stop: arguments.stop.clone(),
         ignore_eog: arguments.ignore_eog,
         timeout_ms: arguments.timeout,

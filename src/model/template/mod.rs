@@ -10,7 +10,6 @@
 mod child;
 mod environment;
 mod error;
-mod extras;
 mod renderer;
 mod time;
 mod tojson;
@@ -18,7 +17,6 @@ mod tojson;
 pub use child::child_main;
 pub use environment::render_unconfined;
 pub use error::TemplateError;
-pub use extras::{Extras, ExtrasError};
 pub use renderer::Renderer;
 
 use serde::{Deserialize, Serialize};

@@ -1,12 +1,12 @@
 //! The values that a chat's template sees beside roles and texts: tools, further fields of messages, and variables.
 
+use rocmforge_client::calls::counts;
+use rocmforge_client::wire::limits::TOOLS_MAX;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::TemplateRequest;
+use crate::model::template::TemplateRequest;
 
-/// Most tools of a chat.
-const TOOLS_MAX: usize = 128;
 /// Most lists and objects, some 600 bytes each in memory whatever their text takes.
 const CONTAINERS_MAX: usize = 1 << 14;
 /// Most commas, each before a value of some 100 bytes.
@@ -104,26 +104,10 @@ impl Extras {
     }
 }
 
-/// Numbers of lists and objects, and of commas, outside of texts.
-fn counts(json: &[u8]) -> (usize, usize) {
-    let (mut containers, mut commas, mut in_text, mut escaped) = (0, 0, false, false);
-    for byte in json {
-        match (in_text, byte) {
-            (true, _) if escaped => escaped = false,
-            (true, b'\\') => escaped = true,
-            (_, b'"') => in_text = !in_text,
-            (false, b'{' | b'[') => containers += 1,
-            (false, b',') => commas += 1,
-            _ => {}
-        }
-    }
-    (containers, commas)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Message, render_unconfined};
     use super::*;
+    use crate::model::template::{Message, render_unconfined};
 
     #[test]
     fn a_template_sees_tools_fields_and_variables() {
