@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
+
 use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
@@ -72,6 +74,8 @@ pub(super) struct Core {
     /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
     /// is published.
     ended: Vec<(Sequence, Event)>,
+    /// Executed orders that freed memory, and the requesters who wait for the answer.
+    cleared: Vec<(orders::Cleared, oneshot::Sender<orders::Cleared>)>,
     drain: Option<Instant>,
     published: Instant,
     housekept: Instant,
@@ -107,6 +111,7 @@ impl Core {
             in_step: None,
             restores: VecDeque::new(),
             ended: Vec::new(),
+            cleared: Vec::new(),
             drain: None,
             published: now,
             housekept: now,
@@ -267,6 +272,7 @@ impl Core {
             self.fail_loads(Some(id), &|| JobError::Cancelled);
         }
         self.device.remove_left(&mut self.schedule);
+        self.answer_cleared();
         self.paging.keep(|id| self.device.models.get(id).is_some());
         if commands.drain.is_some() && self.drain.is_none() {
             for id in self.schedule.queued() {

@@ -56,7 +56,7 @@ impl Core {
                     self.fail_loads(Some(id), &|| JobError::Cancelled);
                     self.device.evict(id);
                 }
-                self.tell_cleared(before, done);
+                self.owe_cleared(before, done);
             }
             Order::ReleaseIdle { done } => {
                 let before = self.sums();
@@ -67,7 +67,7 @@ impl Core {
                         self.device.evict(id);
                     }
                 }
-                self.tell_cleared(before, done);
+                self.owe_cleared(before, done);
             }
             Order::Restore(order) => self.restores.push_back(order.into()),
             Order::Rules { model, change, done } => {
@@ -86,12 +86,25 @@ impl Core {
         (self.device.residency.counters().evictions, self.device.backend.memory().used())
     }
 
-    fn tell_cleared(&mut self, before: (u64, u64), done: oneshot::Sender<Cleared>) {
+    fn owe_cleared(&mut self, before: (u64, u64), done: oneshot::Sender<Cleared>) {
         let (evictions, used) = self.sums();
+        let cleared = Cleared { parts: evictions - before.0, bytes: before.1.saturating_sub(used) };
+        self.cleared.push((cleared, done));
+    }
+
+    /// Answers the orders that freed memory, after a snapshot is published that shows it.
+    ///
+    /// The models unloaded by the same commands must have left before: else their bytes are in that snapshot, and on the
+    /// device no longer.
+    pub(super) fn answer_cleared(&mut self) {
+        if self.cleared.is_empty() {
+            return;
+        }
         self.device.backend.trim();
         self.publish();
-        let cleared = Cleared { parts: evictions - before.0, bytes: before.1.saturating_sub(used) };
-        let _ = done.send(cleared); // as above
+        for (cleared, done) in self.cleared.drain(..) {
+            let _ = done.send(cleared); // the requester may have disconnected
+        }
     }
 
     fn idle_since(&self, id: ModelId) -> Option<Instant> {

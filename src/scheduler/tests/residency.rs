@@ -165,6 +165,38 @@ fn weights_leave_when_idle_for_long_and_when_told_to() {
 }
 
 #[test]
+fn the_answer_to_an_eviction_follows_unloads_that_came_with_it() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.control.memory().limit(1 << 30);
+    let (pinned, other) = (open(1, &kept_model()), open(2, &kept_model()));
+    let pin = RulesChange { pinned: Some(true), ..RulesChange::default() };
+    runtime().block_on(rig.handle().set_rules(&pinned, pin)).unwrap();
+    ask(&rig, &pinned, 1, 3);
+    assert_eq!(rig.control.memory().used(), device_bytes(&pinned));
+
+    // The step holds the engine while both commands arrive.
+    rig.control.allow(0);
+    let (mut job, asked) = rig.job(&prompt(2, 3), 1);
+    job.model = other;
+    rig.handle().submit(job).unwrap();
+    rig.control.wait_held();
+    rig.handle().model_gone(pinned.id);
+    runtime().block_on(async {
+        let handle = rig.handle();
+        let clearing = handle.evict_weights(None);
+        tokio::pin!(clearing);
+        tokio::select! { biased;
+            _ = &mut clearing => panic!("the engine is held"),
+            () = std::future::ready(()) => rig.control.release(),
+        }
+        clearing.await.unwrap();
+    });
+    assert_eq!(rig.handle().snapshot().device_bytes, 0, "the model that was unloaded is not shown");
+    assert_eq!(rig.control.memory().used(), 0);
+    drop(asked);
+}
+
+#[test]
 fn preloading_brings_what_was_asked_for_and_no_more() {
     let rig = rig(100);
     let (handle, layers) = (rig.handle(), rig.model.plan.program.layer_count());
