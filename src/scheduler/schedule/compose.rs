@@ -196,11 +196,20 @@ impl<A> Schedule<A> {
             .min(excess_limit(estimate, &near))
             .min(mixed_limit(estimate, goal, pace))
             .min(self.limits.rows_max);
-        let mut rows = share_rows(near, limit);
+        let mut rows = share_rows(self.least_served(near, limit), limit);
         let taken: u32 = rows.values().sum();
         let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
-        rows.extend(share_rows(ahead, free.min(self.limits.rows_max.saturating_sub(taken))));
+        let free = free.min(self.limits.rows_max.saturating_sub(taken));
+        rows.extend(share_rows(self.least_served(ahead, free), free));
         (rows, goal)
+    }
+
+    /// At most `most` of these users, those with the least device time. Rows that do not suffice for all would go to the same
+    /// users in every step otherwise.
+    fn least_served(&self, wanted: BTreeMap<u32, u32>, most: u32) -> BTreeMap<u32, u32> {
+        let mut users: Vec<(u32, u32)> = wanted.into_iter().collect();
+        users.sort_by_key(|(uid, _)| self.accounts.of(*uid));
+        users.into_iter().take(most as usize).collect()
     }
 
     /// A model's runnable sequences in the order in which their user's rows go to them. Decoding sequences

@@ -185,6 +185,43 @@ fn shares_of_device_time_are_equal_whatever_users_ask_for() {
     }
 }
 
+/// Users with answers or prompts that come one after another, on one to eight connections; each asks again when it is answered.
+#[test]
+fn shares_of_device_time_are_equal_where_requests_end_and_come_again() {
+    for speed in [CPU, GPU] {
+        let mut device = Device::with_reuse(speed, Reuse::Off);
+        device.set_budget(u64::MAX);
+        let mut open: Vec<(u32, u64, SequenceId)> = Vec::new();
+        let ask = |device: &mut Device, uid: u32, connection: u64| {
+            let (prompt, answer) = if uid.is_multiple_of(2) { (8, 400) } else { (360, 4) };
+            (uid, connection, device.ask_on((uid, connection), 1, prompt, answer))
+        };
+        for uid in 1000..1032u32 {
+            for connection in 0..8u64 >> (uid / 2 % 4) {
+                open.push(ask(&mut device, uid, connection));
+            }
+        }
+        let mut run = |device: &mut Device, seconds| {
+            let until = device.now + Duration::from_secs(seconds);
+            while device.now < until {
+                device.turn();
+                for (uid, connection, id) in &mut open {
+                    if device.ended.contains_key(&id.0) {
+                        *id = ask(device, *uid, *connection).2;
+                    }
+                }
+            }
+        };
+        run(&mut device, 5);
+        device.times.clear();
+        run(&mut device, 10);
+        let fair = device.times.values().sum::<Duration>() / 32;
+        let ratios = device.times.iter().map(|(uid, time)| (*uid, time.as_secs_f64() / fair.as_secs_f64()));
+        let off: Vec<(u32, f64)> = ratios.filter(|(_, ratio)| !(0.9..1.1).contains(ratio)).collect();
+        assert!(off.is_empty() && device.times.len() == 32, "fixed {:?}: {off:?}", speed.fixed);
+    }
+}
+
 #[test]
 fn a_user_with_half_the_share_gets_half_of_the_time_and_alone_all() {
     for speed in [CPU, GPU] {
