@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_client::{Client, Options, ServerTrust};
 use xtask::error::Result;
@@ -17,8 +17,13 @@ const CROWDS: [u32; 4] = [1, 2, 8, 32];
 const FIRST: u32 = 54_400;
 /// Until all of them have work.
 const BEGIN: Duration = Duration::from_secs(5);
-/// Time that is measured. The daemon's rates are averages over as much: what is older counts 1/e.
-const MEASURED: Duration = Duration::from_secs(10);
+/// Least time that is measured. A fair share of it is at least [`SHARE_LEAST`]: beside that, a turn of 40 ms is little.
+const MEASURED_LEAST: Duration = Duration::from_secs(10);
+const SHARE_LEAST: Duration = Duration::from_secs(1);
+/// The daemon's rates are averages over the past: what is as old as this counts 1/e.
+const PAST: Duration = Duration::from_secs(10);
+/// Rates are read so often.
+const READ_EVERY: Duration = Duration::from_millis(250);
 /// Furthest that a share may be from an equal one.
 const OFF_MOST: f64 = 0.1;
 /// Least part of the device's time that users with work take together.
@@ -31,7 +36,7 @@ pub fn run(target: &Target, faults: &mut Vec<String>) -> Result<()> {
         host::check_interrupted()?;
         let crowd = (0..users).map(|n| target.user(Attack::Demand, n, FIRST + n));
         let mut crowd = crowd.collect::<Result<Vec<_>>>()?;
-        let measured = measure(target);
+        let measured = measure(target, MEASURED_LEAST.max(SHARE_LEAST * users));
         for user in &mut crowd {
             let _ = user.kill();
             let _ = user.wait();
@@ -59,7 +64,10 @@ pub fn run(target: &Target, faults: &mut Vec<String>) -> Result<()> {
 }
 
 /// The part of the device's time that each user took while it was measured.
-fn measure(target: &Target) -> Result<BTreeMap<u32, f64>> {
+///
+/// With x seconds a second a user's rate r changes by (x - r) / [`PAST`]. So x in all is r in all and [`PAST`] times the
+/// change of r. The change alone would count late turns more than early ones.
+fn measure(target: &Target, time: Duration) -> Result<BTreeMap<u32, f64>> {
     let options =
         Options { socket: target.daemon.socket(), trust: ServerTrust::Anyone, ..Options::default() };
     let client = Client::new(options);
@@ -68,14 +76,21 @@ fn measure(target: &Target) -> Result<BTreeMap<u32, f64>> {
         Ok(users.into_iter().map(|user| (user.uid, user.device_us_per_s as f64 / 1e6)).collect())
     };
     thread::sleep(BEGIN);
-    let before = rates()?;
-    thread::sleep(MEASURED);
-    let after = rates()?;
-    // Rates from before have shrunk to 1/e. A user with all of the device's time since then has 1 - 1/e more.
-    let left = (-1f64).exp();
-    let new = |(uid, rate): (u32, f64)| {
-        let old = before.get(&uid).copied().unwrap_or(0.0);
-        (uid, (rate - left * old) / (1.0 - left))
-    };
-    Ok(after.into_iter().map(new).collect())
+    let begun = Instant::now();
+    let mut took = BTreeMap::new();
+    let mut add = |uid: u32, seconds: f64| *took.entry(uid).or_insert(0.0) += seconds;
+    let (mut before, mut at) = (rates()?, begun);
+    before.iter().for_each(|(uid, rate)| add(*uid, -rate * PAST.as_secs_f64()));
+    while begun.elapsed() < time {
+        thread::sleep(READ_EVERY);
+        let (now, rates) = (Instant::now(), rates()?);
+        let passed = now.duration_since(at).as_secs_f64();
+        for (uid, rate) in &rates {
+            add(*uid, 0.5 * passed * (rate + before.get(uid).copied().unwrap_or(0.0)));
+        }
+        (before, at) = (rates, now);
+    }
+    before.iter().for_each(|(uid, rate)| add(*uid, rate * PAST.as_secs_f64()));
+    let all = at.duration_since(begun).as_secs_f64();
+    Ok(took.into_iter().map(|(uid, seconds)| (uid, seconds / all)).collect())
 }
