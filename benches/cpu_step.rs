@@ -248,6 +248,7 @@ impl<'a> Run<'a> {
             top_logprobs: 0,
             changes: None,
             mask: None,
+            chain: None,
         };
         let drawn = backend.sample(&[greedy])?;
         lap(3);

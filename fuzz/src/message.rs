@@ -1,8 +1,9 @@
 //! Target `message`: each message of the protocol, past its header.
 
 use rocmforge_client::wire::{
-    ClientMessage, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, FrameHeader, GenerateEnd, GenerateItem,
-    GenerateRequest, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX, WireError, decode, encode, reply_of,
+    ClientMessage, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, FrameHeader,
+    GenerateEnd, GenerateItem, GenerateRequest, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX, WireError,
+    decode, encode, reply_of,
 };
 
 use crate::allocations::peak_of;
@@ -72,6 +73,9 @@ fn extensions_again(request: &GenerateRequest) {
     }
     if let Ok(Some(penalties)) = request.penalties() {
         assert_eq!(Some(penalties.bytes()), bytes(EXT_GENERATE_PENALTIES));
+    }
+    if let Ok(Some(samplers)) = request.samplers() {
+        assert_eq!(Some(samplers.bytes()), bytes(EXT_GENERATE_SAMPLERS));
     }
 }
 

@@ -5,6 +5,7 @@
 //! `begin_step`, `run` for each part, then `sample` or `logits`. The backend owns values, KV pages and scratch. The
 //! caller names rows, positions and pages by number only, so that all of them can lie on a device.
 
+pub mod chain;
 mod checks;
 mod closed;
 pub mod cpu;
@@ -13,6 +14,7 @@ mod error;
 pub mod hip;
 mod types;
 
+pub use chain::Chain;
 pub use closed::Closed;
 pub use error::{BackendError, Cause, Shortage, cause};
 pub use types::*;

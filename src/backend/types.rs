@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::BackendError;
+use super::{BackendError, Chain};
 use crate::program::{Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
@@ -276,6 +276,15 @@ pub struct SampleRow {
     pub changes: Option<Arc<[LogitChange]>>,
     /// The tokens that may be drawn; `None` for all.
     pub mask: Option<Arc<TokenMask>>,
+    /// Further samplers, which then draw; `None` for none.
+    pub chain: Option<Chain>,
+}
+
+impl SampleRow {
+    /// Whether the most likely token is taken. NaN counts as temperature 0.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature.is_nan() || self.temperature <= 0.0
+    }
 }
 
 /// A drawn token.
@@ -287,6 +296,8 @@ pub struct Sampled {
     pub logprob: f32,
     /// The most likely tokens and their log-probabilities, in falling order.
     pub top: Vec<(u32, f32)>,
+    /// Surprise in bits among the tokens that could be drawn, if a [`Chain`] drew it.
+    pub surprise: Option<f32>,
 }
 
 /// Description of a backend.

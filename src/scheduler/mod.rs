@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{BackendError, KV_PAGE_TOKENS};
+use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS};
 use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintError};
 use crate::share::Charge;
@@ -27,6 +27,7 @@ mod accounts;
 mod core;
 mod costs;
 mod device;
+mod dry;
 mod engine;
 mod handle;
 mod kv;
@@ -48,6 +49,7 @@ mod step;
 mod text;
 
 pub use self::core::orders::{Cleared, RulesChange};
+pub use dry::Dry;
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
 pub use kv::Reuse;
@@ -83,11 +85,38 @@ pub struct Sampling {
     pub top_logprobs: u32,
 }
 
+/// The aim of mirostat 2 (Basu et al., arXiv 2007.14966).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mirostat {
+    /// Surprise of the drawn tokens in bits, on average.
+    pub tau: f32,
+    /// How fast the cut follows: so much of the difference for each token.
+    pub eta: f32,
+}
+
+impl Mirostat {
+    /// The cut before the first token.
+    pub fn first(&self) -> f32 {
+        2.0 * self.tau
+    }
+
+    /// The cut after a token of so much surprise.
+    pub fn next(&self, cut: f32, surprise: f32) -> f32 {
+        cut - self.eta * (surprise - self.tau)
+    }
+}
+
 /// Limits of the choice of an answer's tokens, beside the sampling parameters. The default limits nothing.
 #[derive(Debug, Default)]
 pub struct Steering {
     /// Penalties for what was said, and biases.
     pub penalties: Option<Penalties>,
+    /// A penalty for repetitions of whole runs of tokens.
+    pub dry: Option<Dry>,
+    /// Further samplers, without the state of mirostat.
+    pub chain: Option<Chain>,
+    /// Mirostat 2, in place of the samplers that cut.
+    pub mirostat: Option<Mirostat>,
     /// The form of the answer; the answer ends when it is complete.
     pub constraint: Option<Constraint>,
     /// The user's share of the constraints of all users.

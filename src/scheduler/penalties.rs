@@ -31,8 +31,14 @@ impl Penalties {
         Self { repeat: 1.0, frequency: 0.0, presence: 0.0, last: 0, prompt: true, bias: BTreeMap::new() };
 
     /// The changes after `tokens`, of which the last `generated` are the answer's. In order of token ids; none of ids outside a
-    /// vocabulary of `vocab` tokens. Costs a sort of the tokens that count.
-    pub fn changes(&self, tokens: &[u32], generated: u32, vocab: usize) -> Option<Arc<[LogitChange]>> {
+    /// vocabulary of `vocab` tokens. `repeated` has what [`Dry`](super::Dry) subtracts. Costs a sort of the tokens that count.
+    pub fn changes(
+        &self,
+        tokens: &[u32],
+        generated: u32,
+        vocab: usize,
+        repeated: &BTreeMap<u32, f32>,
+    ) -> Option<Arc<[LogitChange]>> {
         let counted = if self.prompt { self.last } else { self.last.min(generated) } as usize;
         let punishes = self.repeat != 1.0 || self.frequency != 0.0 || self.presence != 0.0;
         let last = if punishes { &tokens[tokens.len().saturating_sub(counted)..] } else { &[] };
@@ -44,6 +50,9 @@ impl Penalties {
             let change = changes.entry(equal[0]).or_insert_with(|| unchanged(equal[0]));
             change.repeat = self.repeat;
             change.less = equal.len() as f32 * self.frequency + self.presence;
+        }
+        for (&id, &less) in repeated {
+            changes.entry(id).or_insert_with(|| unchanged(id)).less += less;
         }
         let changes: Arc<[_]> = changes.into_values().filter(|change| (change.id as usize) < vocab).collect();
         (!changes.is_empty()).then_some(changes)
@@ -77,7 +86,11 @@ mod tests {
     fn check(penalties: &Penalties, tokens: &[u32], generated: u32, counted: &[u32]) {
         let logits: Vec<f32> = (0..40u8).map(|id| f32::from(id % 7) * 1.25 - 3.5).collect();
         let mut changed = logits.clone();
-        for change in penalties.changes(tokens, generated, logits.len()).iter().flat_map(|all| all.iter()) {
+        for change in penalties
+            .changes(tokens, generated, logits.len(), &BTreeMap::new())
+            .iter()
+            .flat_map(|all| all.iter())
+        {
             changed[change.id as usize] = change.apply(logits[change.id as usize]);
         }
         for (id, (got, want)) in changed.iter().zip(expected(penalties, &logits, counted)).enumerate() {
@@ -109,8 +122,8 @@ mod tests {
 
     #[test]
     fn penalties_that_change_nothing_cost_nothing() {
-        assert_eq!(Penalties::NONE.changes(&[1, 2, 3], 3, 10), None);
+        assert_eq!(Penalties::NONE.changes(&[1, 2, 3], 3, 10, &BTreeMap::new()), None);
         let outside = Penalties { bias: BTreeMap::from([(10, 1.0)]), ..Penalties::NONE };
-        assert_eq!(outside.changes(&[1], 1, 10), None);
+        assert_eq!(outside.changes(&[1], 1, 10, &BTreeMap::new()), None);
     }
 }

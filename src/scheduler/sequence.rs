@@ -13,7 +13,7 @@ use super::{
     Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
     sequence_pages,
 };
-use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
+use crate::backend::{Chain, KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
 
 /// An admitted sequence can go on for so many tokens before it may take a page from another one. A sequence that gave its
@@ -206,6 +206,8 @@ pub(super) struct Answer {
     last_token: Option<Instant>,
     /// Time that its steps waited for weights, until its first token.
     load: Duration,
+    /// The cut of mirostat for the next token.
+    mirostat: Option<f32>,
 }
 
 impl Sequence {
@@ -226,7 +228,9 @@ impl Sequence {
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
         let masking = job.steering.constraint.take().map(Masking::new);
-        let answer = Answer { job, masking, text, first_token, last_token, load: Duration::ZERO };
+        let mirostat = job.steering.mirostat.map(|mirostat| mirostat.first());
+        let load = Duration::ZERO;
+        let answer = Answer { job, masking, text, first_token, last_token, load, mirostat };
         Self { queued, ..Self::new(request, prompt, answer) }
     }
 
@@ -245,9 +249,25 @@ impl Sequence {
     /// Sampling settings of its next token, without the mask of its constraint.
     pub fn sample_row(&self) -> SampleRow {
         let Job { sampling, steering, model, .. } = &self.answer.job;
-        let penalties = steering.penalties.as_ref();
         let generated = self.generated_tokens().min(self.token_count());
-        let changes = |all: &Penalties| all.changes(&self.tokens, generated, model.plan.program.vocab());
+        let vocab = model.plan.program.vocab();
+        let repeated = steering
+            .dry
+            .as_ref()
+            .map(|dry| dry.less(&self.tokens, |id| model.tokenizer.token_bytes(id, true).unwrap_or(&[])));
+        let changes = match (&steering.penalties, repeated) {
+            (Some(all), repeated) => {
+                all.changes(&self.tokens, generated, vocab, &repeated.unwrap_or_default())
+            }
+            (None, Some(repeated)) => Penalties::NONE.changes(&self.tokens, generated, vocab, &repeated),
+            (None, None) => None,
+        };
+        let chain = match (steering.chain, self.answer.mirostat) {
+            (chain, Some(_)) => {
+                Some(Chain { mirostat: self.answer.mirostat, ..chain.unwrap_or(Chain::NONE) })
+            }
+            (chain, None) => chain,
+        };
         SampleRow {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -257,17 +277,23 @@ impl Sequence {
             // The number of the drawn token, with those that were dropped: no random number comes twice.
             position: self.token_count().wrapping_add(self.dropped),
             top_logprobs: sampling.top_logprobs,
-            changes: penalties.and_then(changes),
+            changes,
             mask: None,
+            chain,
         }
     }
 
     /// Makes the event for a token that [`Sequence::advance`] took. Adds the reason if the token ends the answer.
     pub fn accept(&mut self, sampled: Sampled, now: Instant) -> (TokenBatch, Option<StopReason>) {
         let (generated, known) = (self.generated_tokens(), u64::from(self.token_count()));
-        let Answer { job, text, first_token, last_token, .. } = &mut self.answer;
+        let Answer { job, text, first_token, last_token, mirostat, .. } = &mut self.answer;
         first_token.get_or_insert(now);
         *last_token = Some(now);
+        if let (Some(aim), Some(cut), Some(surprise)) =
+            (job.steering.mirostat, &mut *mirostat, sampled.surprise)
+        {
+            *cut = aim.next(*cut, surprise);
+        }
         let tokenizer = &job.model.tokenizer;
         let ends = !job.ignore_eog && tokenizer.is_end_of_generation(sampled.id);
         // Control tokens that are no marks have no text, and neither has an id without an entry (a padded vocabulary).

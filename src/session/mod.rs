@@ -41,6 +41,7 @@ mod repeats;
 mod residency;
 mod responder;
 mod restore;
+mod samplers;
 mod service;
 mod sessions;
 mod steering;

@@ -6,6 +6,7 @@ use rocmforge_client::wire::{self, ErrorCode, FormKind, GenerateRequest, limits}
 
 use super::Call;
 use super::error::{Failure, failure, of_constraint, of_refusal};
+use super::samplers::{self, Samplers};
 use super::text::check_ids;
 use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintKind, ConstraintSource};
@@ -27,6 +28,7 @@ const COMPILING_BYTES: usize = 25;
 #[derive(Debug)]
 pub(super) struct Asked {
     penalties: Option<Penalties>,
+    samplers: Samplers,
     form: Option<ConstraintSource>,
 }
 
@@ -38,15 +40,18 @@ impl Asked {
     pub fn of(request: &GenerateRequest) -> Result<Self, Failure> {
         let bad = |error: wire::BadSteering| failure(ErrorCode::InvalidArgument, &error.to_string());
         let penalties = request.penalties().map_err(bad)?.map(penalties).transpose()?;
+        let samplers =
+            request.samplers().map_err(bad)?.map(samplers::checked).transpose()?.unwrap_or_default();
         let form = request.form().map_err(bad)?.map(|form| ConstraintSource {
             kind: match form.kind {
                 FormKind::JsonSchema => ConstraintKind::JsonSchema,
                 FormKind::Regex => ConstraintKind::Regex,
                 FormKind::Lark => ConstraintKind::Lark,
+                FormKind::Gbnf => ConstraintKind::Gbnf,
             },
             text: form.text,
         });
-        Ok(Self { penalties, form })
+        Ok(Self { penalties, samplers, form })
     }
 
     /// Checks ids against the model, and compiles the form for its vocabulary.
@@ -55,14 +60,14 @@ impl Asked {
             let ids: Vec<u32> = penalties.bias.keys().copied().collect();
             check_ids(&ids, model.plan.program.vocab())?;
         }
-        let Some(source) = self.form else {
-            return Ok(Steering { penalties: self.penalties, ..Steering::default() });
-        };
+        let Samplers { chain, mirostat, dry } = self.samplers;
+        let steering = Steering { penalties: self.penalties, chain, mirostat, dry, ..Steering::default() };
+        let Some(source) = self.form else { return Ok(steering) };
         let held = call.service().budget.form(call.peer().uid);
         let held = held
             .map_err(|refusal| of_refusal(&refusal, "there is no room for the answer's form", 1, "forms"))?;
         let constraint = Some(compile(call, model.tokenizer.clone(), source).await?);
-        Ok(Steering { penalties: self.penalties, constraint, held: Some(held) })
+        Ok(Steering { constraint, held: Some(held), ..steering })
     }
 }
 
@@ -84,13 +89,14 @@ async fn compile(
     call.text_work(bytes, |_| Ok(()), work).await
 }
 
+pub(super) fn range(name: &str, value: f32, min: f32, max: f32) -> Result<f32, Failure> {
+    if (min..=max).contains(&value) {
+        return Ok(value); // NaN is in no range
+    }
+    Err(failure(ErrorCode::InvalidArgument, &format!("{name} = {value} is not in {min}..={max}")))
+}
+
 fn penalties(asked: wire::Penalties) -> Result<Penalties, Failure> {
-    let range = |name: &str, value: f32, min: f32, max: f32| {
-        if (min..=max).contains(&value) {
-            return Ok(value); // NaN is in no range
-        }
-        Err(failure(ErrorCode::InvalidArgument, &format!("{name} = {value} is not in {min}..={max}")))
-    };
     let wire::Penalties { repeat, frequency, presence, last, prompt, bias } = asked;
     let last_max = limits::PENALTY_TOKENS_MAX;
     if last > last_max {

@@ -1,7 +1,8 @@
 //! Forms of answers, penalties and biases through OpenAI's and Ollama's APIs.
 
 use rocmforge_client::wire::{
-    AnswerForm, ChatMessage, FormKind, GenerateRequest, Penalties, Prompt, SamplingOptions, limits,
+    AnswerForm, ChatMessage, Dry, FormKind, GenerateRequest, Penalties, Prompt, Samplers, SamplingOptions,
+    limits,
 };
 use serde_json::{Value, json};
 
@@ -92,6 +93,65 @@ fn penalties_and_biases_reach_the_daemon() {
     });
     let body = json!({"model": TINY, "prompt": STORY, "stream": false, "raw": true, "options": options});
     assert_eq!(door.post("/api/generate", &body).json()["response"], expected.text.as_str());
+}
+
+#[test]
+fn further_samplers_reach_the_daemon() {
+    let door = Door::open();
+    let sampling = SamplingOptions { temperature: 1.0, seed: Some(7), ..SamplingOptions::default() };
+    let request = GenerateRequest::new(TINY, Prompt::Text(STORY.to_owned()));
+    let request = GenerateRequest { max_tokens: 40, sampling, ..request };
+    let dry =
+        Dry { multiplier: 2.0, base: 1.5, allowed_length: 1, last: 100, breakers: vec![".".to_owned()] };
+    let samplers = Samplers {
+        typical_p: 0.8,
+        top_n_sigma: 2.0,
+        xtc_probability: 0.5,
+        xtc_threshold: 0.2,
+        dynatemp_range: 0.5,
+        dynatemp_exponent: 1.5,
+        dry,
+        ..Samplers::default()
+    };
+    let mut fields = json!({
+        "typical_p": 0.8, "top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 1.5, "dry_multiplier": 2, "dry_base": 1.5, "dry_allowed_length": 1,
+        "dry_penalty_last_n": 100, "dry_sequence_breakers": ["."], "top_k": 0, "seed": 7,
+    });
+    let ask = |fields: &Value| {
+        let mut body = fields.clone();
+        (body["model"], body["prompt"], body["max_tokens"]) = (json!(TINY), json!(STORY), json!(40));
+        let openai = door.post("/v1/completions", &body).json()["choices"][0]["text"].clone();
+        let mut options = fields.clone();
+        options["temperature"] = json!(1.0);
+        (options["top_p"], options["num_predict"]) = (json!(1.0), json!(40));
+        let body = json!({"model": TINY, "prompt": STORY, "stream": false, "raw": true, "options": options});
+        let ollama = door.post("/api/generate", &body).json()["response"].clone();
+        assert_eq!(openai, ollama);
+        openai
+    };
+    assert_eq!(ask(&fields), direct(&door, &request.clone().with_samplers(&samplers)).text.as_str());
+    let samplers = Samplers { mirostat: true, mirostat_tau: 1.5, mirostat_eta: 0.5, ..samplers };
+    (fields["mirostat"], fields["mirostat_tau"], fields["mirostat_eta"]) = (json!(2), json!(1.5), json!(0.5));
+    assert_eq!(ask(&fields), direct(&door, &request.with_samplers(&samplers)).text.as_str());
+}
+
+#[test]
+fn a_grammar_is_kept_to_and_not_beside_another_form() {
+    let door = Door::open();
+    let grammar = "root ::= [a-c] (\"-\" [a-c]){3}";
+    let is_kept = |text: &Value| {
+        let text = text.as_str().unwrap();
+        text.len() == 7 && text.split('-').all(|part| ["a", "b", "c"].contains(&part))
+    };
+    let body = json!({"model": TINY, "prompt": STORY, "grammar": grammar, "max_tokens": 50});
+    assert!(is_kept(&door.post("/v1/completions", &body).json()["choices"][0]["text"]));
+    let messages = json!([{"role": "user", "content": "ab"}]);
+    let mut body = json!({"model": CHATTY, "messages": messages, "grammar": grammar});
+    assert!(is_kept(&door.post("/v1/chat/completions", &body).json()["choices"][0]["message"]["content"]));
+    body["response_format"] = json!({"type": "json_object"});
+    let refused = door.post("/v1/chat/completions", &body);
+    assert_eq!((refused.status, refused.json()["error"]["param"].clone()), (400, json!("grammar")));
 }
 
 #[test]

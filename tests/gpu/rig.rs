@@ -140,6 +140,19 @@ impl Rig {
         top_logprobs: u32,
         steering: Steering,
     ) -> Asked {
+        let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs };
+        self.submit_sampled(model, prompt, tokens, sampling, steering)
+    }
+
+    /// Submits a request of `tokens` tokens.
+    pub fn submit_sampled(
+        &self,
+        model: &Arc<Model>,
+        prompt: &[u32],
+        tokens: u32,
+        sampling: Sampling,
+        steering: Steering,
+    ) -> Asked {
         let handle = self.handle();
         let (events, receiver) = unbounded_channel();
         let job = Job {
@@ -152,7 +165,7 @@ impl Rig {
             prompt: prompt.to_vec(),
             max_tokens: tokens,
             context_tokens: 512,
-            sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs },
+            sampling,
             steering,
             marks: Vec::new(),
             stop: Vec::new(),

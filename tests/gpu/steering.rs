@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rocmforge::backend::Chain;
 use rocmforge::model::Model;
 use rocmforge::model::constraint::{ConstraintKind, ConstraintSource};
-use rocmforge::scheduler::{Penalties, Steering};
+use rocmforge::scheduler::{Mirostat, Penalties, Sampling, Steering};
 use rocmforge::share::Taker;
 
 use crate::common::tinystories;
@@ -54,6 +55,41 @@ fn steered_answers_keep_to_their_limits_and_others_beside_them_stay_the_same() {
         ids.extend(PROMPT);
         ids.sort_unstable();
         assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{:?}", distinct.ids);
+    }
+}
+
+/// So few standard deviations keep one token: the most likely one.
+fn narrow() -> Steering {
+    Steering { chain: Some(Chain { top_n_sigma: 1e-6, ..Chain::NONE }), ..Steering::default() }
+}
+
+#[test]
+fn the_host_draws_from_the_logits_of_the_row_that_asked_for_it() {
+    let Some(rig) = Rig::open() else { return };
+    let model: Arc<Model> = model(1, &tinystories());
+    for top_logprobs in [0, 3] {
+        let plain = rig.ask_with_logprobs(&model, &PROMPT, 30, top_logprobs);
+        let other = rig.ask_with_logprobs(&model, &PROMPT[..2], 30, top_logprobs);
+        let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 5, top_logprobs };
+        let submit =
+            |prompt: &[u32], steering| rig.submit_sampled(&model, prompt, 30, sampling.clone(), steering);
+        let (first, beside) = (submit(&PROMPT, narrow()), submit(&PROMPT[..2], narrow()));
+        let forbidden = biased([(plain.ids[0], -1000.0)]);
+        let changed = submit(&PROMPT, Steering { penalties: forbidden.penalties, ..narrow() });
+        let aim = Mirostat { tau: 0.0, eta: 1.0 };
+        let surprised = submit(&PROMPT, Steering { mirostat: Some(aim), ..Steering::default() });
+        let (first, beside) = (first.finish(), beside.finish());
+        assert_eq!((first.ids, first.logprobs), (plain.ids.clone(), plain.logprobs.clone()));
+        assert_eq!((beside.ids, beside.logprobs), (other.ids, other.logprobs));
+        let changed = changed.finish();
+        changed.end.unwrap();
+        assert!(!changed.ids.contains(&plain.ids[0]), "{:?}", changed.ids);
+        if top_logprobs > 0 {
+            let [told, best] = [&changed.logprobs[0], &plain.logprobs[0]];
+            assert_eq!((changed.ids[0], told.logprob, &told.top), (best.top[1].0, best.top[1].1, &best.top));
+        }
+        // It aims at no surprise at all.
+        assert_eq!(surprised.finish().ids, plain.ids);
     }
 }
 

@@ -21,6 +21,7 @@ mod logits;
 mod on_gpu;
 mod refusals;
 mod runner;
+mod sampling;
 mod small;
 mod small_on_gpu;
 mod steps;

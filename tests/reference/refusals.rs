@@ -86,6 +86,7 @@ fn parts_out_of_order_are_refused() {
         top_logprobs: 0,
         changes: None,
         mask: None,
+        chain: None,
     };
     let drawn = runner.loaded.backend.sample(std::slice::from_ref(&draw));
     assert!(matches!(drawn, Err(BackendError::OutOfOrder(_))), "sampling worked before any logits");
@@ -173,6 +174,7 @@ fn weights_that_are_no_numbers_are_reported() {
         top_logprobs: 0,
         changes: None,
         mask: None,
+        chain: None,
     };
     assert!(matches!(runner.loaded.backend.sample(&[draw]).unwrap()[..], [Err(BackendError::NotFinite)]));
 }

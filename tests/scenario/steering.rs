@@ -1,8 +1,8 @@
 //! Answers of a given form, penalties and biases, through the socket.
 
 use rocmforge_client::wire::{
-    AnswerForm, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, ErrorCode, FormKind, GenerateEnd, GenerateRequest,
-    Penalties, Prompt, SamplingOptions, StopReason,
+    AnswerForm, Dry, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, ErrorCode, FormKind,
+    GenerateEnd, GenerateRequest, Penalties, Prompt, Samplers, SamplingOptions, StopReason, TokenizeRequest,
 };
 use rocmforge_client::{Client, Connection};
 use serde_json::Value;
@@ -57,6 +57,10 @@ fn answers_have_the_form_that_was_asked_for_and_end_when_it_is_complete() {
         let (nested, _) = ask(&client, &story(200, seed).with_form(&grammar));
         let depth = nested.text.matches('<').count();
         assert_eq!(nested.text, format!("{}x{}", "<".repeat(depth), ">".repeat(depth)));
+        let grammar = AnswerForm::new(FormKind::Gbnf, "root ::= pair\npair ::= \"[\" (\"y\" | pair) \"]\"\n");
+        let (nested, _) = ask(&client, &story(200, seed).with_form(&grammar));
+        let depth = nested.text.matches('[').count();
+        assert_eq!(nested.text, format!("{}y{}", "[".repeat(depth), "]".repeat(depth)));
     }
     rig.assert_serves();
 }
@@ -137,6 +141,67 @@ fn penalties_and_biases_change_what_is_said() {
     assert_eq!(only, [300; 60]);
 }
 
+/// The prompt's tokens.
+fn story_ids(client: &Client) -> Vec<u32> {
+    let (model, text) = (TINY.to_owned(), "Once upon a time".to_owned());
+    let request = TokenizeRequest { model, text, add_special: true, parse_special: false, ext: vec![] };
+    client.tokenize(&request).unwrap().ids
+}
+
+#[test]
+fn samplers_change_what_is_said_and_the_same_seed_says_it_again() {
+    let rig = Rig::start();
+    let client = rig.client();
+    let said = |seed, samplers: &Samplers| {
+        let request = GenerateRequest { ignore_eog: true, ..story(60, seed) };
+        answer(&client, &request.with_samplers(samplers)).unwrap().ids
+    };
+    let none = Samplers::default();
+    let plain = said(1, &none);
+    let unchanged = GenerateRequest { ignore_eog: true, ..story(60, 1) };
+    assert_eq!(plain, answer(&client, &unchanged).unwrap().ids, "samplers that change nothing");
+    let dry = Dry { multiplier: 100.0, base: 4.0, allowed_length: 1, breakers: vec![], ..Dry::default() };
+    let all = [
+        Samplers { typical_p: 0.2, ..none.clone() },
+        Samplers { top_n_sigma: 1.0, ..none.clone() },
+        Samplers { xtc_probability: 1.0, xtc_threshold: 0.05, ..none.clone() },
+        Samplers { dynatemp_range: 1.0, ..none.clone() },
+        Samplers { mirostat: true, mirostat_tau: 1.0, ..none.clone() },
+        Samplers { dry: dry.clone(), ..none.clone() },
+    ];
+    for samplers in &all {
+        let changed = said(1, samplers);
+        assert_ne!(changed, plain, "{samplers:?}");
+        assert_eq!(changed, said(1, samplers), "{samplers:?}");
+    }
+    // No two tokens follow each other twice, those of the prompt among them.
+    let ids = story_ids(&client);
+    let text = [ids, said(5, &Samplers { dry, ..none })].concat();
+    let pairs: std::collections::HashSet<&[u32]> = text.windows(2).collect();
+    assert_eq!(pairs.len(), text.len() - 1, "{text:?}");
+    let greedy = SamplingOptions::default();
+    let greedy = GenerateRequest { sampling: greedy, ..story(20, 1) };
+    let most = answer(&client, &greedy.clone().with_samplers(&all[2])).unwrap();
+    assert_eq!(most, answer(&client, &greedy).unwrap(), "temperature 0 takes the most likely token");
+}
+
+#[test]
+fn mirostat_goes_on_when_a_place_is_given_up() {
+    let rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nrunning = 1\n");
+    let client = rig.client();
+    let request = GenerateRequest { ignore_eog: true, ..story(120, 9) };
+    let request =
+        request.with_samplers(&Samplers { mirostat: true, mirostat_tau: 2.0, ..Samplers::default() });
+    let alone = answer(&client, &request).unwrap();
+    let connection = Connection::connect(&rig.options()).unwrap();
+    let mut first = connection.generate(&request).unwrap();
+    let running = |seen: &rocmforge_client::wire::StatusReply| seen.devices[0].sequences_running == 1;
+    rig.eventually("the first runs", running);
+    let mut urgent = connection.generate(&story(10, 1).with_priority(200)).unwrap();
+    collect(&mut urgent).unwrap();
+    assert_eq!(collect(&mut first).unwrap(), alone, "the same answer as alone");
+}
+
 #[test]
 fn log_probabilities_are_those_of_the_model_whatever_may_be_said() {
     let rig = Rig::start();
@@ -171,11 +236,16 @@ fn wrong_forms_and_biases_are_refused_by_their_kind() {
     let exploding = format!("{{\"allOf\": [{}]}}", vec![any; 12].join(","));
     assert_eq!(refused(&schema(&exploding)), ErrorCode::LimitExceeded as u16);
     assert_eq!(refused(&story(5, 0).with_form(&regex("a("))), ErrorCode::InvalidArgument as u16);
+    let gbnf = AnswerForm::new(FormKind::Gbnf, "root ::= nowhere");
+    assert_eq!(refused(&story(5, 0).with_form(&gbnf)), ErrorCode::InvalidArgument as u16);
     let biased =
         |id, bias| story(5, 0).with_penalties(&Penalties { bias: vec![(id, bias)], ..Penalties::default() });
     assert_eq!(refused(&biased(512, 1.0)), ErrorCode::TokenOutOfRange as u16);
     assert_eq!(refused(&biased(5, 2000.0)), ErrorCode::InvalidArgument as u16);
-    for key in [EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES] {
+    let sampled = |samplers: &Samplers| refused(&story(5, 0).with_samplers(samplers));
+    let wide = Samplers { typical_p: 1.5, ..Samplers::default() };
+    assert_eq!(sampled(&wide), ErrorCode::InvalidArgument as u16);
+    for key in [EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS] {
         let mut request = story(5, 0);
         request.ext.push((key, vec![9, 9]));
         assert_eq!(refused(&request), ErrorCode::InvalidArgument as u16);

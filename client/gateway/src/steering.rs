@@ -1,6 +1,6 @@
-//! Forms of answers, penalties and biases, as the APIs write them and as the daemon takes them.
+//! Forms of answers, penalties, biases and further samplers, as the APIs write them and as the daemon takes them.
 
-use rocmforge_client::wire::{AnswerForm, FormKind, GenerateRequest, Penalties, limits};
+use rocmforge_client::wire::{AnswerForm, Dry, FormKind, GenerateRequest, Penalties, Samplers, limits};
 use serde_json::Value;
 
 use crate::failure::Failure;
@@ -15,7 +15,9 @@ pub struct Steering {
     /// The form of the answer.
     pub form: Option<AnswerForm>,
     /// Penalties and biases.
-    pub penalties: Option<Penalties>,
+    pub penalties: Penalties,
+    /// Further samplers.
+    pub samplers: Samplers,
 }
 
 impl Steering {
@@ -26,10 +28,79 @@ impl Steering {
             Some(form) => request.with_form(form),
             None => request,
         };
-        match self.penalties.as_ref().filter(|penalties| !penalties.change_nothing()) {
-            Some(penalties) => request.with_penalties(penalties),
-            None => request,
+        let request = match self.penalties.change_nothing() {
+            true => request,
+            false => request.with_penalties(&self.penalties),
+        };
+        match self.samplers.change_nothing() {
+            true => request,
+            false => request.with_samplers(&self.samplers),
         }
+    }
+}
+
+/// Takes further samplers, by llama.cpp's names: no API has them all, but servers and clients of each do.
+///
+/// # Errors
+/// As the function below.
+pub fn samplers(params: &mut Params) -> Result<Samplers, Failure> {
+    const MIROSTAT: &str = "mirostat";
+    let usual = Samplers::default();
+    let mirostat = params.take(MIROSTAT);
+    if mirostat.as_ref().is_some_and(|value| *value != 0 && *value != 2) {
+        return Err(params.refuse(MIROSTAT, "it is neither 0 nor 2; there is no mirostat 1 here"));
+    }
+    Ok(Samplers {
+        typical_p: params.number("typical_p", 0.0..=1.0)?.unwrap_or(usual.typical_p),
+        // Negative values switch it off in llama.cpp.
+        top_n_sigma: params.number("top_n_sigma", -1.0..=100.0)?.unwrap_or(0.0).max(0.0),
+        xtc_probability: params.number("xtc_probability", 0.0..=1.0)?.unwrap_or(usual.xtc_probability),
+        xtc_threshold: params.number("xtc_threshold", 0.0..=1.0)?.unwrap_or(usual.xtc_threshold),
+        dynatemp_range: params.number("dynatemp_range", 0.0..=100.0)?.unwrap_or(usual.dynatemp_range),
+        dynatemp_exponent: params
+            .number("dynatemp_exponent", 0.0..=100.0)?
+            .unwrap_or(usual.dynatemp_exponent),
+        mirostat: mirostat.is_some_and(|value| value == 2),
+        mirostat_tau: params.number("mirostat_tau", 0.0..=100.0)?.unwrap_or(usual.mirostat_tau),
+        mirostat_eta: params.number("mirostat_eta", 0.0..=1.0)?.unwrap_or(usual.mirostat_eta),
+        dry: dry(params, usual.dry)?,
+    })
+}
+
+fn dry(params: &mut Params, usual: Dry) -> Result<Dry, Failure> {
+    const BREAKERS: &str = "dry_sequence_breakers";
+    let multiplier = params.number("dry_multiplier", 0.0..=100.0)?.unwrap_or(usual.multiplier);
+    let base = params.number("dry_base", 1.0..=100.0)?.unwrap_or(usual.base);
+    let allowed_length = params.whole("dry_allowed_length", 0..=u32::MAX)?.unwrap_or(usual.allowed_length);
+    let last = last_tokens(params, "dry_penalty_last_n")?.unwrap_or(usual.last);
+    let Some(value) = params.take(BREAKERS) else {
+        return Ok(Dry { multiplier, base, allowed_length, last, ..usual });
+    };
+    let Value::Array(list) = value else { return Err(params.refuse(BREAKERS, "it is not a list")) };
+    let text = |value: Value| match value {
+        Value::String(text) if (1..=limits::BREAKER_BYTES_MAX).contains(&text.len()) => Some(text),
+        _ => None,
+    };
+    let breakers: Option<Vec<String>> = list.into_iter().map(text).collect();
+    match breakers.filter(|breakers| breakers.len() <= limits::BREAKERS_MAX) {
+        Some(breakers) => Ok(Dry { multiplier, base, allowed_length, last, breakers }),
+        None => {
+            let (most, bytes) = (limits::BREAKERS_MAX, limits::BREAKER_BYTES_MAX);
+            Err(params
+                .refuse(BREAKERS, format!("it is not a list of at most {most} texts of 1 to {bytes} bytes")))
+        }
+    }
+}
+
+/// Takes a number of last tokens: -1 stands for the whole context, of which the daemon looks at so many.
+fn last_tokens(params: &mut Params, name: &str) -> Result<Option<u32>, Failure> {
+    match params.take(name) {
+        None => Ok(None),
+        Some(value) if value == -1 => Ok(Some(limits::PENALTY_TOKENS_MAX)),
+        Some(value) => match value.as_u64().and_then(|last| u32::try_from(last).ok()) {
+            Some(last) => Ok(Some(last.min(limits::PENALTY_TOKENS_MAX))),
+            None => Err(params.refuse(name, format!("{value} is neither -1 nor a whole number from 0"))),
+        },
     }
 }
 
@@ -68,6 +139,21 @@ fn biases(params: &mut Params) -> Result<Vec<(u32, f32)>, Failure> {
         biases.push((id, bias as f32));
     }
     Ok(biases)
+}
+
+/// Takes llama.cpp's `grammar`, a text in GBNF.
+///
+/// # Errors
+/// Status 400 if it is no text, or too long.
+pub fn grammar(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
+    const NAME: &str = "grammar";
+    const MAX: usize = limits::FORM_BYTES_MAX - 1;
+    match params.text(NAME)?.filter(|text| !text.is_empty()) {
+        Some(text) if text.len() > MAX => {
+            Err(params.refuse(NAME, format!("{} bytes, but at most {MAX} are allowed", text.len())))
+        }
+        text => Ok(text.map(|text| AnswerForm::new(FormKind::Gbnf, &text))),
+    }
 }
 
 /// Takes OpenAI's `response_format`.
@@ -124,19 +210,8 @@ fn schema_form(params: &Params, name: &str, schema: &Value) -> Result<AnswerForm
 
 /// Takes Ollama's penalties. Without them there are none: clients that want those of Ollama's model files send them.
 pub fn ollama_penalties(options: &mut Params) -> Result<Penalties, Failure> {
-    const LAST: &str = "repeat_last_n";
     let usual = Penalties::default();
-    let last = match options.take(LAST) {
-        None => usual.last,
-        // The whole context, of which the daemon counts so many.
-        Some(value) if value == -1 => limits::PENALTY_TOKENS_MAX,
-        Some(value) => match value.as_u64().and_then(|last| u32::try_from(last).ok()) {
-            Some(last) => last.min(limits::PENALTY_TOKENS_MAX),
-            None => {
-                return Err(options.refuse(LAST, format!("{value} is neither -1 nor a whole number from 0")));
-            }
-        },
-    };
+    let last = last_tokens(options, "repeat_last_n")?.unwrap_or(usual.last);
     Ok(Penalties {
         repeat: options.number("repeat_penalty", 0.01..=100.0)?.unwrap_or(usual.repeat),
         frequency: options.number("frequency_penalty", -100.0..=100.0)?.unwrap_or(0.0),
@@ -213,5 +288,34 @@ mod tests {
         assert!(penalties.prompt);
         assert!(ollama_penalties(&mut params(json!({"repeat_penalty": 0}))).is_err());
         assert!(ollama_penalties(&mut params(json!({"repeat_last_n": -2}))).is_err());
+    }
+
+    #[test]
+    fn samplers_are_taken_within_their_ranges() {
+        assert_eq!(
+            samplers(&mut params(json!({"top_n_sigma": -1, "mirostat": 0}))).unwrap(),
+            Samplers::default()
+        );
+        let asked = json!({"typical_p": 0.5, "mirostat": 2, "mirostat_tau": 3, "dry_multiplier": 0.8,
+            "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n", "."]});
+        let taken = samplers(&mut params(asked)).unwrap();
+        assert_eq!((taken.typical_p, taken.mirostat, taken.mirostat_tau), (0.5, true, 3.0));
+        assert_eq!((taken.dry.multiplier, taken.dry.last), (0.8, limits::PENALTY_TOKENS_MAX));
+        assert_eq!(taken.dry.breakers, ["\n", "."]);
+        for (field, bad) in [
+            ("typical_p", json!(1.5)),
+            ("top_n_sigma", json!("1")),
+            ("xtc_threshold", json!(-0.5)),
+            ("mirostat", json!(1)),
+            ("mirostat_eta", json!(2)),
+            ("dry_base", json!(0.5)),
+            ("dry_allowed_length", json!(-1)),
+            ("dry_sequence_breakers", json!("x")),
+            ("dry_sequence_breakers", json!([""])),
+            ("dry_sequence_breakers", json!(vec!["x"; 17])),
+        ] {
+            let failure = samplers(&mut params(json!({ field: bad }))).unwrap_err();
+            assert_eq!(failure.param.as_deref(), Some(field));
+        }
     }
 }

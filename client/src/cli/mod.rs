@@ -12,6 +12,7 @@ mod prompt;
 mod report;
 mod residency;
 mod run;
+mod samplers;
 mod sampling;
 mod steering;
 mod tables;

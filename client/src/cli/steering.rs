@@ -8,16 +8,20 @@ use rocmforge_client::wire::limits::{FORM_BYTES_MAX, PENALTY_TOKENS_MAX};
 use rocmforge_client::wire::{AnswerForm, FormKind, GenerateRequest, Penalties};
 
 use super::report::Failure;
+use super::samplers::Samplers;
 
 /// The form of the answer, penalties and biases.
 #[derive(Debug, Args)]
 pub struct Steering {
     /// Answer in JSON by the schema in this file; the answer ends when it is complete
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["regex", "grammar"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["regex", "grammar", "gbnf"])]
     pub schema: Option<PathBuf>,
     /// Answer with a text that matches this regular expression as a whole
-    #[arg(long, value_name = "R", conflicts_with = "grammar")]
+    #[arg(long, value_name = "R", conflicts_with_all = ["grammar", "gbnf"])]
     pub regex: Option<String>,
+    /// Answer by the grammar in this file, in GBNF, the syntax of llama.cpp, from its rule `root`
+    #[arg(long, value_name = "FILE", conflicts_with = "grammar")]
+    pub gbnf: Option<PathBuf>,
     /// Answer by the grammar in this file, in Lark's syntax, from its rule `start`
     #[arg(long, value_name = "FILE")]
     pub grammar: Option<PathBuf>,
@@ -36,16 +40,18 @@ pub struct Steering {
     /// Make a token more likely, or less with a negative value; -1000 never takes it; may be given several times
     #[arg(long, value_name = "ID=VALUE", value_parser = bias)]
     pub logit_bias: Vec<(u32, f32)>,
+    #[command(flatten)]
+    pub samplers: Box<Samplers>,
 }
 
 impl Steering {
     /// Whether any of them is stated.
     pub fn is_any(&self) -> bool {
-        let Self { schema, regex, grammar, logit_bias, .. } = self;
+        let Self { schema, regex, grammar, gbnf, logit_bias, .. } = self;
         let penalties =
             [self.repeat_penalty != 1.0, self.frequency_penalty != 0.0, self.presence_penalty != 0.0];
-        let forms = schema.is_some() || regex.is_some() || grammar.is_some();
-        forms || !logit_bias.is_empty() || penalties.contains(&true)
+        let forms = schema.is_some() || regex.is_some() || grammar.is_some() || gbnf.is_some();
+        forms || self.samplers.is_any() || !logit_bias.is_empty() || penalties.contains(&true)
     }
 
     /// The request with these options.
@@ -61,6 +67,7 @@ impl Steering {
             Self { grammar: Some(path), .. } => {
                 Some(AnswerForm::new(FormKind::Lark, &read("--grammar", path)?))
             }
+            Self { gbnf: Some(path), .. } => Some(AnswerForm::new(FormKind::Gbnf, &read("--gbnf", path)?)),
             _ => None,
         };
         let request = match form {
@@ -75,6 +82,7 @@ impl Steering {
             prompt: true,
             bias: self.logit_bias.clone(),
         };
+        let request = self.samplers.fill(request);
         Ok(if penalties.change_nothing() { request } else { request.with_penalties(&penalties) })
     }
 }

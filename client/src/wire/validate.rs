@@ -5,7 +5,8 @@ use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
 use super::messages::{
-    EXT_CRITICAL, EXT_GENERATE_CHAT, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext,
+    EXT_CRITICAL, EXT_GENERATE_CHAT, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS,
+    EXT_GENERATE_SESSION, Ext,
 };
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
@@ -78,14 +79,19 @@ pub mod limits {
     pub const BIASES_MAX: usize = 500;
     /// Last tokens that penalties count.
     pub const PENALTY_TOKENS_MAX: u32 = 4096;
+    /// Texts that no repetition reaches across.
+    pub const BREAKERS_MAX: usize = 16;
+    /// Bytes of one of them.
+    pub const BREAKER_BYTES_MAX: usize = 64;
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 4] = [
+const EXT_KNOWN: [(&str, u16); 5] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
     ("GenerateRequest", EXT_GENERATE_CHAT),
+    ("GenerateRequest", EXT_GENERATE_SAMPLERS),
 ];
 
 /// A payload of the protocol.

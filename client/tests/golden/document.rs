@@ -80,6 +80,8 @@ fn the_document_states_the_limits_of_the_code() {
         ("TOOLS", limits::TOOLS_MAX),
         ("BIASES", limits::BIASES_MAX),
         ("LAST", limits::PENALTY_TOKENS_MAX as usize),
+        ("BREAKERS", limits::BREAKERS_MAX),
+        ("BREAKER", limits::BREAKER_BYTES_MAX),
     ] {
         let row = format!("| {name} | {value} |");
         assert!(document.contains(&row), "no row {row:?}");

@@ -31,7 +31,7 @@ pub mod quant;
 mod rope;
 mod row_ops;
 mod run;
-mod sample;
+pub(super) mod sample;
 #[allow(unsafe_code)]
 mod scratch;
 #[allow(unsafe_code)]

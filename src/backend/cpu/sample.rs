@@ -2,11 +2,12 @@
 //!
 //! The order is that of llama.cpp's default chain, for which users tune their settings. First come changes of single
 //! logits and the mask, then top-k, then top-p and min-p, then temperature, then the draw. Top-p and min-p see the
-//! remaining probabilities at temperature 1. Equal logits rank by id, lowest first. A draw depends only on logits,
+//! remaining probabilities at temperature 1. Rows with a [`chain`] of further samplers draw by that. Equal logits rank by id, lowest first. A draw depends only on logits,
 //! settings, seed and position. Log-probabilities are those of the unchanged logits.
 
 use super::norm;
 use super::simd::Level;
+use crate::backend::chain;
 use crate::backend::{BackendError, LogitChange, MASKED_LOGIT, SampleRow, Sampled, TokenMask};
 
 /// Scratch memory for draws, kept between rows.
@@ -20,14 +21,14 @@ pub struct SampleScratch {
 
 /// A token that may be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate {
-    logit: f32,
-    id: u32,
+pub(in crate::backend) struct Candidate {
+    pub logit: f32,
+    pub id: u32,
 }
 
 impl Candidate {
     /// Most likely first, then lowest id. Logits are finite here.
-    fn rank(&self, other: &Self) -> std::cmp::Ordering {
+    pub fn rank(&self, other: &Self) -> std::cmp::Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
 }
@@ -43,25 +44,27 @@ pub fn sample(
     scratch: &mut SampleScratch,
 ) -> Result<Sampled, BackendError> {
     let best = argmax(logits).ok_or(BackendError::NotFinite)?;
-    let id = if row.changes.is_none() && row.mask.is_none() {
-        drawn(level, logits, best, row, scratch)
+    let (id, surprise) = if row.changes.is_none() && row.mask.is_none() {
+        drawn(level, logits, best, row, scratch)?
     } else {
         let mut changed = std::mem::take(&mut scratch.changed);
         changed.clear();
         changed.extend_from_slice(logits);
         change(&mut changed, row.changes.as_deref().unwrap_or_default(), row.mask.as_deref());
-        let id = argmax(&changed).map(|best| drawn(level, &changed, best, row, scratch));
+        let best = argmax(&changed).ok_or(BackendError::NotFinite);
+        let drawn = best.and_then(|best| drawn(level, &changed, best, row, scratch));
         scratch.changed = changed;
-        id.ok_or(BackendError::NotFinite)?
+        drawn?
     };
     if row.top_logprobs == 0 {
-        return Ok(Sampled { id, logprob: 0.0, top: Vec::new() });
+        return Ok(Sampled { id, logprob: 0.0, top: Vec::new(), surprise });
     }
     let log_total = norm::sum_exp(level, logits, best.logit, 1.0).ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(best.logit) - log_total) as f32;
     select(logits, row.top_logprobs as usize, &mut scratch.candidates);
     let top = scratch.candidates.iter().map(|c| (c.id, logprob(c.logit))).collect();
-    Ok(Sampled { id, logprob: logits.get(id as usize).map_or(0.0, |&l| logprob(l)), top })
+    let logprob = logits.get(id as usize).map_or(0.0, |&l| logprob(l));
+    Ok(Sampled { id, logprob, top, surprise })
 }
 
 /// Changes single logits, then masks.
@@ -85,10 +88,21 @@ fn change(logits: &mut [f32], changes: &[LogitChange], mask: Option<&TokenMask>)
     }
 }
 
-fn drawn(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch: &mut SampleScratch) -> u32 {
-    // A NaN temperature draws like 0.
-    let greedy = row.temperature.is_nan() || row.temperature <= 0.0;
-    if greedy { best.id } else { draw(level, logits, best, row, scratch) }
+/// The token and its surprise, where a chain of samplers draws.
+fn drawn(
+    level: Level,
+    logits: &[f32],
+    best: Candidate,
+    row: &SampleRow,
+    scratch: &mut SampleScratch,
+) -> Result<(u32, Option<f32>), BackendError> {
+    if row.is_greedy() {
+        return Ok((best.id, None));
+    }
+    match &row.chain {
+        Some(chain) => chain::draw(logits, row, chain).map(|(id, surprise)| (id, Some(surprise))),
+        None => Ok((draw(level, logits, best, row, scratch), None)),
+    }
 }
 
 /// The most likely token; `None` if a logit is not finite, or there are no logits.
@@ -173,7 +187,11 @@ fn draw_of_all(
 }
 
 /// The entry of `shares` at the fraction `u` of their sum, and the fraction within that entry. `sums` is scratch.
-fn pick(u: f64, shares: impl Iterator<Item = f64>, sums: &mut Vec<f64>) -> (usize, f64) {
+pub(in crate::backend) fn pick(
+    u: f64,
+    shares: impl Iterator<Item = f64>,
+    sums: &mut Vec<f64>,
+) -> (usize, f64) {
     sums.clear();
     let mut total = 0.0;
     sums.extend(shares.map(|share| {
@@ -256,7 +274,7 @@ fn keep(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
 
 /// A number in [0, 1), a function of seed and position: 53 bits of two rounds of SplitMix64's finaliser (Steele, Lea,
 /// Flood 2014). The first round takes the seed, the second its result and the position.
-fn uniform(seed: u64, position: u32) -> f64 {
+pub(in crate::backend) fn uniform(seed: u64, position: u32) -> f64 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let key = mix(seed.wrapping_add(GOLDEN));
     let bits = mix(key.wrapping_add(GOLDEN.wrapping_mul(u64::from(position).wrapping_add(1))));

@@ -154,6 +154,20 @@ impl HipBackend {
         model.ok_or(BackendError::OutOfOrder("no step has begun"))
     }
 
+    fn current_model(&self) -> Result<&OpenModel, BackendError> {
+        let model = self.current.and_then(|slot| self.models.get(&slot));
+        model.ok_or(BackendError::OutOfOrder("no step has begun"))
+    }
+
+    /// Copies the logits of a row to the host. The device must be done.
+    fn copy_logits(&self, model: &OpenModel, index: usize) -> Result<Vec<f32>, BackendError> {
+        let vocab = model.program.vocab();
+        let mut logits = vec![0f32; vocab];
+        let range = model.logits()?.range(index * vocab * 4, vocab * 4)?;
+        self.stream.download(range, logits.as_mut_slice())?;
+        Ok(logits)
+    }
+
     /// Runs the remaining units of the current part.
     fn go_on(&mut self, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let Self { device, stream, options, uploader, waiter, waited, load_waits, .. } = self;
@@ -477,7 +491,8 @@ impl Backend for HipBackend {
         self.waiter.set_busy(); // `wait_for_device` may have run for the step already
         model.sampler.launch(&self.device, &self.stream, logits, rows)?;
         self.waiter.wait_for_device(&self.device, &self.stream)?;
-        Ok(self.step()?.sampler.read(rows))
+        let model = self.current_model()?;
+        Ok(model.sampler.read(rows, |index| self.copy_logits(model, index)))
     }
 
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
@@ -493,14 +508,7 @@ impl Backend for HipBackend {
             return Err(BackendError::Absent("the row has no logits"));
         }
         self.wait_for_device()?;
-        let (device_stream, slot) = (&self.stream, self.current);
-        let model = slot.and_then(|slot| self.models.get(&slot));
-        let model = model.ok_or(BackendError::OutOfOrder("no step has begun"))?;
-        let vocab = model.program.vocab();
-        let mut logits = vec![0f32; vocab];
-        let range = model.logits()?.range(index * vocab * 4, vocab * 4)?;
-        device_stream.download(range, logits.as_mut_slice())?;
-        Ok(logits)
+        self.copy_logits(self.current_model()?, index)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Constraints of answers: JSON schemas, regular expressions and grammars in Lark's syntax.
+//! Constraints of answers: JSON schemas, regular expressions, and grammars in Lark's syntax or in GBNF.
 //!
 //! The crate `llguidance` compiles them and finds the tokens that may follow. Its table of a vocabulary is built once, with the
 //! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept by the digest of their texts. Constraints
@@ -18,6 +18,7 @@ use crate::share::{Shares, Taker};
 
 mod cache;
 mod error;
+mod gbnf;
 mod schema;
 
 pub use error::ConstraintError;
@@ -57,6 +58,8 @@ pub enum ConstraintKind {
     Regex,
     /// A grammar in Lark's syntax; its rule `start` is the answer.
     Lark,
+    /// A grammar in GBNF, llama.cpp's syntax; its rule `root` is the answer.
+    Gbnf,
 }
 
 impl std::fmt::Display for ConstraintKind {
@@ -65,6 +68,7 @@ impl std::fmt::Display for ConstraintKind {
             Self::JsonSchema => "JSON schema",
             Self::Regex => "regular expression",
             Self::Lark => "grammar",
+            Self::Gbnf => "GBNF grammar",
         })
     }
 }
@@ -162,6 +166,10 @@ impl ConstraintCompiler {
             ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
             ConstraintKind::Regex => TopLevelGrammar::from_regex(&source.text),
             ConstraintKind::Lark => TopLevelGrammar::from_lark(source.text.clone()),
+            ConstraintKind::Gbnf => {
+                let lark = gbnf::to_lark(&source.text);
+                TopLevelGrammar::from_lark(lark.map_err(|reason| refusal(kind, &reason))?)
+            }
         };
         let parser =
             self.factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;

@@ -522,7 +522,7 @@ impl Backend for Fake {
             }
             let id = next_token(&tokens, sample.seed, program.vocab());
             let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
-            Ok(Sampled { id, logprob: -0.5, top })
+            Ok(Sampled { id, logprob: -0.5, top, surprise: None })
         };
         Ok(rows.iter().zip(&step.logits).map(draw).collect())
     }

@@ -1,11 +1,11 @@
 //! The options of Ollama's requests.
 
-use rocmforge_client::wire::{AnswerForm, GenerateRequest, Penalties, SamplingOptions};
+use rocmforge_client::wire::{AnswerForm, GenerateRequest, SamplingOptions};
 use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::params::{Params, is_empty};
-use crate::steering::{Steering, ollama_penalties};
+use crate::steering::{Steering, ollama_penalties, samplers};
 
 /// Values of requests without them, as the API has them.
 const TEMPERATURE: f32 = 0.8;
@@ -13,7 +13,7 @@ const TOP_K: u32 = 40;
 const TOP_P: f32 = 0.9;
 
 /// Options of loading, and parts of options that are off here: none of them changes an answer.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 11] = [
     "num_thread",
     "num_gpu",
     "num_batch",
@@ -25,8 +25,6 @@ const HARMLESS: [&str; 13] = [
     "f16_kv",
     "num_keep",
     "penalize_newline",
-    "mirostat_tau",
-    "mirostat_eta",
 ];
 
 /// The options of a request.
@@ -35,7 +33,7 @@ pub struct Chosen {
     sampling: SamplingOptions,
     max_tokens: u32,
     stop: Vec<String>,
-    penalties: Penalties,
+    steering: Steering,
     /// Least tokens of context that the client counts on.
     pub context: Option<u32>,
 }
@@ -60,22 +58,22 @@ impl Chosen {
         let stop = options.stops("stop")?;
         let context = options.whole("num_ctx", 1..=u32::MAX)?;
         let penalties = ollama_penalties(&mut options)?;
-        for name in ["typical_p", "tfs_z"] {
-            options.only(name, |value| value.as_f64() == Some(1.0))?;
-        }
-        for name in ["mirostat", "vocab_only", "logits_all"] {
+        let samplers = samplers(&mut options)?;
+        let steering = Steering { form: None, penalties, samplers };
+        options.only("tfs_z", |value| value.as_f64() == Some(1.0))?;
+        for name in ["vocab_only", "logits_all"] {
             options.only(name, is_empty)?;
         }
         options.drop_harmless(&HARMLESS);
         options.finish()?;
-        Ok(Self { sampling, max_tokens, stop, penalties, context })
+        Ok(Self { sampling, max_tokens, stop, steering, context })
     }
 
     /// The request with the options, and with the form of its answer.
     pub fn fill(self, request: GenerateRequest, form: Option<AnswerForm>) -> GenerateRequest {
-        let Self { sampling, max_tokens, stop, penalties, .. } = self;
+        let Self { sampling, max_tokens, stop, steering, .. } = self;
         let request = GenerateRequest { sampling, max_tokens, stop, ..request };
-        Steering { form, penalties: Some(penalties) }.fill(request)
+        Steering { form, ..steering }.fill(request)
     }
 }
 

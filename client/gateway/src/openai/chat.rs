@@ -77,13 +77,19 @@ impl Asked {
         let (newer, older) =
             (params.whole("max_completion_tokens", 1..=u32::MAX)?, params.whole("max_tokens", 1..=u32::MAX)?);
         let top = top_logprobs(&mut params)?;
-        let form = response_format(&mut params)?;
+        let (format, grammar) = (response_format(&mut params)?, common.steering.form.take());
+        if format.is_some() && grammar.is_some() {
+            let reason =
+                "two forms of the answer cannot be honoured: leave `grammar` or `response_format` out";
+            return Err(params.refuse("grammar", reason));
+        }
+        let form = format.or(grammar);
         let chat = of_tools(&mut params, messages)?;
         if form.is_some() && !chat.tools.is_empty() {
             let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
             return Err(params.refuse("response_format", reason));
         }
-        let steering = Steering { form, penalties: Some(std::mem::take(&mut common.penalties)) };
+        let steering = Steering { form, ..std::mem::take(&mut common.steering) };
         refuse_others(&mut params)?;
         params.finish()?;
         Ok(Self { common, chat, max_tokens: newer.or(older).unwrap_or(0), top, steering })

@@ -16,7 +16,6 @@ use crate::failure::Failure;
 use crate::generation::{Ended, Piece, Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
-use crate::steering::Steering;
 
 /// Most new tokens of a request that names no number, as the API has it.
 const MAX_TOKENS: u32 = 16;
@@ -46,7 +45,7 @@ pub async fn completions(
     request.sampling = common.sampling;
     request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
-    let request = Steering { form: None, penalties: Some(common.penalties) }.fill(request);
+    let request = common.steering.fill(request);
     let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None };
     let mut running = Running::start(gateway, wanted, since).await?;
     let mut chunks = Chunks {

@@ -10,13 +10,13 @@ pub use chat::chat_completions;
 pub use completions::completions;
 pub use models::{model, models};
 
-use rocmforge_client::wire::{Penalties, SamplingOptions, StopReason};
+use rocmforge_client::wire::{SamplingOptions, StopReason};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::generation::Ended;
 use crate::params::Params;
-use crate::steering::openai_penalties;
+use crate::steering::{Steering, grammar, openai_penalties, samplers};
 
 /// Temperature of a request without one, as the API has it.
 const TEMPERATURE: f32 = 1.0;
@@ -42,7 +42,8 @@ struct Common {
     include_usage: bool,
     sampling: SamplingOptions,
     stop: Vec<String>,
-    penalties: Penalties,
+    /// With the form of the answer only if that is a grammar.
+    steering: Steering,
 }
 
 impl Common {
@@ -61,10 +62,11 @@ impl Common {
         };
         let stop = params.stops("stop")?;
         params.only("n", |n| n == 1)?;
-        let penalties = openai_penalties(params)?;
+        let (penalties, samplers) = (openai_penalties(params)?, samplers(params)?);
+        let steering = Steering { form: grammar(params)?, penalties, samplers };
         params.only("service_tier", |tier| tier == "auto" || tier == "default")?;
         params.drop_harmless(&HARMLESS);
-        Ok(Self { model, stream, include_usage, sampling, stop, penalties })
+        Ok(Self { model, stream, include_usage, sampling, stop, steering })
     }
 }
 

@@ -22,10 +22,12 @@ pub enum FormKind {
     Regex,
     /// A grammar in Lark's syntax; its rule `start` is the answer.
     Lark,
+    /// A grammar in GBNF, llama.cpp's syntax; its rule `root` is the answer.
+    Gbnf,
 }
 
 impl FormKind {
-    const ALL: [Self; 3] = [Self::JsonSchema, Self::Regex, Self::Lark];
+    const ALL: [Self; 4] = [Self::JsonSchema, Self::Regex, Self::Lark, Self::Gbnf];
 }
 
 /// The form of an answer. The answer ends when it is complete.
@@ -138,12 +140,12 @@ impl Penalties {
     }
 }
 
-/// Bytes that are no form, or no penalties.
+/// Bytes that are no form, no penalties, or no samplers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSteering {
     /// Of [`EXT_GENERATE_FORM`].
     #[error(
-        "the answer's form is a byte 0 (JSON schema), 1 (regular expression) or 2 (Lark grammar), then text in UTF-8"
+        "the answer's form is a byte 0 (JSON schema), 1 (regular expression), 2 (Lark grammar) or 3 (GBNF), then text in UTF-8"
     )]
     Form,
     /// Of [`EXT_GENERATE_PENALTIES`].
@@ -152,6 +154,14 @@ pub enum BadSteering {
         max = limits::BIASES_MAX
     )]
     Penalties,
+    /// Of [`EXT_GENERATE_SAMPLERS`](super::EXT_GENERATE_SAMPLERS).
+    #[error(
+        "samplers are 49 bytes (six f32, a 0 or 2, four f32, two u32), then at most {max} texts of 1 to {bytes} bytes, each \
+         after its length as a u8",
+        max = limits::BREAKERS_MAX,
+        bytes = limits::BREAKER_BYTES_MAX
+    )]
+    Samplers,
 }
 
 impl GenerateRequest {
@@ -187,7 +197,7 @@ impl GenerateRequest {
         self.bytes_of(EXT_GENERATE_PENALTIES).map(Penalties::of).transpose()
     }
 
-    fn bytes_of(&self, key: u16) -> Option<&[u8]> {
+    pub(super) fn bytes_of(&self, key: u16) -> Option<&[u8]> {
         self.ext.iter().find(|(of, _)| *of == key).map(|(_, bytes)| bytes.as_slice())
     }
 }
@@ -220,7 +230,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_none_are_refused() {
-        for bad in [&b""[..], b"\x03a", b"\x00\xff"] {
+        for bad in [&b""[..], b"\x04a", b"\x00\xff"] {
             assert_eq!(AnswerForm::of(bad), Err(BadSteering::Form), "{bad:?}");
         }
         let good = Penalties::default().bytes();

@@ -39,6 +39,17 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let both = frame(Op::Generate, "penalties", at(19), both);
     let extras = format!(r#"{{"tools": [], "variables": {{"a": "{}"}}}}"#, "a".repeat(5000));
     let tools = frame(Op::Generate, "tools", at(21), generate.clone().with_marks().with_chat_extras(&extras));
-    let all = [reused, named, ended, ordered, dropped, formed, both, tools];
+    let dry = Dry { multiplier: 0.75, allowed_length: 3, last: 256, ..Dry::default() };
+    let samplers = Samplers { typical_p: 0.5, top_n_sigma: 1.5, mirostat: true, dry, ..Samplers::default() };
+    let samplers = frame(
+        Op::Generate,
+        "samplers",
+        at(23),
+        generate
+            .clone()
+            .with_samplers(&samplers)
+            .with_form(&AnswerForm::new(FormKind::Gbnf, "root ::= [a-z]+")),
+    );
+    let all = [reused, named, ended, ordered, dropped, formed, both, tools, samplers];
     groups.into_iter().flatten().chain(all).collect()
 }

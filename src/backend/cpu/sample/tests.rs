@@ -14,6 +14,7 @@ fn plain() -> SampleRow {
         top_logprobs: 0,
         changes: None,
         mask: None,
+        chain: None,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Sampling on the device. Settings and sampled tokens travel in host words that host and device share.
 //!
 //! Log-probabilities are those of the unchanged logits, but logits are changed in place. So a step with rows that want both
-//! is sampled twice. The first time lists likely tokens, before the changes, and the second draws.
+//! is sampled twice. The first time lists likely tokens, before the changes, and the second draws. From rows with a [`chain`]
+//! the host draws, after the changes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +10,7 @@ use std::sync::atomic::Ordering;
 use super::adjusting::Adjusting;
 use crate::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
 use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Purpose, Stream};
-use crate::backend::{BackendError, SampleRow, Sampled};
+use crate::backend::{BackendError, SampleRow, Sampled, chain};
 
 /// Tokens per workgroup of `sample_greedy`.
 const GREEDY_TOKENS: usize = 2048;
@@ -157,11 +158,22 @@ impl Sampler {
     }
 
     /// The sampled tokens. The device must be done.
-    pub fn read(&self, rows: &[SampleRow]) -> Vec<Result<Sampled, BackendError>> {
-        rows.iter().enumerate().map(|(index, row)| self.read_row(index, row)).collect()
+    ///
+    /// `changed` copies the logits of a row as they are now, for rows that a [`chain`] draws from.
+    pub fn read(
+        &self,
+        rows: &[SampleRow],
+        mut changed: impl FnMut(usize) -> Result<Vec<f32>, BackendError>,
+    ) -> Vec<Result<Sampled, BackendError>> {
+        rows.iter().enumerate().map(|(index, row)| self.read_row(index, row, &mut changed)).collect()
     }
 
-    fn read_row(&self, index: usize, row: &SampleRow) -> Result<Sampled, BackendError> {
+    fn read_row(
+        &self,
+        index: usize,
+        row: &SampleRow,
+        changed: &mut impl FnMut(usize) -> Result<Vec<f32>, BackendError>,
+    ) -> Result<Sampled, BackendError> {
         let report = |pass, word| self.word(self.reports_at(pass) + index * ROW_WORDS + word);
         let [mut id, mut failed, mut logit, best, total_low, total_high, listed] =
             [0, 1, 2, 3, 4, 5, 6].map(|word| report(Pass::Lists, word));
@@ -173,8 +185,16 @@ impl Sampler {
         if failed != 0 {
             return Err(BackendError::NotFinite);
         }
+        let mut surprise = None;
+        if let Some(chain) = row.chain.as_ref().filter(|_| !row.is_greedy()) {
+            let logits = changed(index)?;
+            let (drawn, bits) = chain::draw(&logits, row, chain)?;
+            (id, surprise) = (drawn, Some(bits));
+            let now = logits.get(drawn as usize).map_or(0, |logit| logit.to_bits());
+            logit = self.adjusting.before(index, drawn).filter(|_| is_adjusted(row)).unwrap_or(now);
+        }
         if row.top_logprobs == 0 {
-            return Ok(Sampled { id, logprob: 0.0, top: Vec::new() });
+            return Ok(Sampled { id, logprob: 0.0, top: Vec::new(), surprise });
         }
         let total = (u64::from(total_high) << 32 | u64::from(total_low)) as f64 / SHARE;
         let best = f64::from(f32::from_bits(best));
@@ -185,7 +205,7 @@ impl Sampler {
             (self.word(at), logprob(self.word(at + 1)))
         };
         let top = (0..(listed as usize).min(self.top_stride)).map(entry).collect();
-        Ok(Sampled { id, logprob: logprob(logit), top })
+        Ok(Sampled { id, logprob: logprob(logit), top, surprise })
     }
 
     fn settings_at(&self, pass: Pass) -> usize {
@@ -212,8 +232,9 @@ impl Sampler {
 
     fn set(&self, index: usize, row: &SampleRow, vocab: u32, pass: Pass) {
         let min_p_log = if row.min_p > 0.0 { row.min_p.ln() } else { f32::NEG_INFINITY };
+        let temperature = if is_greedy(row) { 0.0 } else { row.temperature };
         let values = [
-            row.temperature.to_bits(),
+            temperature.to_bits(),
             row.top_k,
             row.top_p.to_bits(),
             min_p_log.to_bits(),
@@ -243,7 +264,7 @@ fn is_adjusted(row: &SampleRow) -> bool {
     row.changes.is_some() || row.mask.is_some()
 }
 
-/// NaN counts as temperature 0.
+/// Whether the device draws no token by chance: the most likely one is taken, or the host draws.
 fn is_greedy(row: &SampleRow) -> bool {
-    row.temperature.is_nan() || row.temperature <= 0.0
+    row.is_greedy() || row.chain.is_some()
 }
