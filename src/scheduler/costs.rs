@@ -1,6 +1,7 @@
 //! Estimates how long a step of a model takes: a fixed time (the weights are read once) and a time for each row.
 //!
-//! A straight line through the last steps, older ones weigh less. Pure: callers pass in the times.
+//! A straight line through the last steps, older ones weigh less. Steps that mix rows of a prompt with answers have a line of
+//! their own: between two prompts lie hundreds of steps of answers alone. Pure: callers pass in the times.
 
 use std::time::Duration;
 
@@ -13,18 +14,32 @@ const ANSWERS_KEPT: f64 = 0.2;
 /// The slowest pace: an eighth of the rows.
 const PACE_LEAST: f64 = 0.125;
 
-/// Measurements of one model's steps, as weighted sums over rows and seconds.
+/// A step with a time to keep has at most so many times the rows of earlier ones. On a GPU steps of 16 to 40 rows take the same
+/// time, and a line through them says that a thousand do too.
+const FURTHER: f64 = 2.0;
+
+/// Measurements of one model's steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
+    all: Line,
+    /// Steps with answers and rows of prompts.
+    mixed: Line,
+    /// How much less than 1 the pace is.
+    slower: f64,
+    /// Rows and seconds of steps without rows of prompts, as means of the last ones.
+    answers: Option<(f64, f64)>,
+}
+
+/// Weighted sums over rows and seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
     steps: f64,
     rows: f64,
     time: f64,
     rows_rows: f64,
     rows_time: f64,
-    /// How much less than 1 the pace is.
-    slower: f64,
-    /// Rows and seconds of steps without rows of prompts, as means of the last ones.
-    answers: Option<(f64, f64)>,
+    /// Most rows of a step; an older step's count for less.
+    most: f64,
 }
 
 /// An estimate in seconds.
@@ -38,10 +53,10 @@ pub(super) struct Estimate {
     pub certain: bool,
 }
 
-impl Cost {
-    /// Records a step.
-    pub fn observe(&mut self, rows: u32, time: Duration) {
+impl Line {
+    fn observe(&mut self, rows: u32, time: Duration) {
         let (rows, time) = (f64::from(rows), time.as_secs_f64());
+        self.most = rows.max(self.most * KEPT);
         for (sum, term) in [
             (&mut self.steps, 1.0),
             (&mut self.rows, rows),
@@ -51,6 +66,42 @@ impl Cost {
         ] {
             *sum = *sum * KEPT + term;
         }
+    }
+
+    /// As [`Cost::estimate`].
+    fn estimate(&self) -> Option<Estimate> {
+        if self.steps <= 0.0 || self.rows <= 0.0 {
+            return None;
+        }
+        let (rows, time) = (self.rows / self.steps, self.time / self.steps);
+        let spread = self.rows_rows / self.steps - rows * rows;
+        let together = self.rows_time / self.steps - rows * time;
+        let proportional = time / rows;
+        // Rows differ by less than a tenth of their mean: a slope would be noise.
+        let certain = spread >= 0.01 * rows * rows;
+        let row = if certain { (together / spread).clamp(0.0, proportional) } else { proportional };
+        Some(Estimate { fixed: (time - row * rows).max(0.0), row, certain })
+    }
+}
+
+impl Cost {
+    /// Records a step.
+    pub fn observe(&mut self, rows: u32, time: Duration) {
+        self.all.observe(rows, time);
+    }
+
+    /// The estimate; `None` before the first step. While all steps had the same number of rows, all time counts as the
+    /// rows' own. So the next step is rather too small than too large.
+    pub fn estimate(&self) -> Option<Estimate> {
+        self.all.estimate()
+    }
+
+    /// Most rows of a step that has answers and rows of prompts, and this time; `None` before the first step.
+    pub fn rows_mixed(&self, goal: Duration) -> Option<u32> {
+        let line = if self.mixed.steps > 0.0 { &self.mixed } else { &self.all };
+        let e = line.estimate()?;
+        let known = (FURTHER * line.most).min(f64::from(u32::MAX)) as u32;
+        Some(e.rows_in((goal.as_secs_f64() - e.fixed) * self.pace()).min(known.max(1)))
     }
 
     /// Records a step that had rows of answers alone.
@@ -68,8 +119,14 @@ impl Cost {
         Some(mean_time * (f64::from(rows) / mean_rows.max(1.0)).max(1.0))
     }
 
-    /// Corrects the pace by a step that had a time to keep: by its third root, so that one late step counts little.
-    pub fn keep_pace(&mut self, goal: Duration, time: Duration) {
+    /// Records a step that had a time to keep, also for its pace.
+    pub fn observe_mixed(&mut self, rows: u32, goal: Duration, time: Duration) {
+        self.mixed.observe(rows, time);
+        self.keep_pace(goal, time);
+    }
+
+    /// Corrects the pace: by the third root, so that one late step counts little.
+    fn keep_pace(&mut self, goal: Duration, time: Duration) {
         let kept = goal.as_secs_f64() / time.as_secs_f64().max(1e-9);
         let pace = self.pace() * kept.clamp(0.25, 4.0).cbrt();
         self.slower = 1.0 - pace.clamp(PACE_LEAST, 1.0);
@@ -78,22 +135,6 @@ impl Cost {
     /// The part of the estimated rows that steps with a time to keep should have: [`PACE_LEAST`] to 1.
     pub fn pace(&self) -> f64 {
         1.0 - self.slower
-    }
-
-    /// The estimate; `None` before the first step. While all steps had the same number of rows, all time counts as the
-    /// rows' own. So the next step is rather too small than too large.
-    pub fn estimate(&self) -> Option<Estimate> {
-        if self.steps <= 0.0 || self.rows <= 0.0 {
-            return None;
-        }
-        let (rows, time) = (self.rows / self.steps, self.time / self.steps);
-        let spread = self.rows_rows / self.steps - rows * rows;
-        let together = self.rows_time / self.steps - rows * time;
-        let proportional = time / rows;
-        // Rows differ by less than a tenth of their mean: a slope would be noise.
-        let certain = spread >= 0.01 * rows * rows;
-        let row = if certain { (together / spread).clamp(0.0, proportional) } else { proportional };
-        Some(Estimate { fixed: (time - row * rows).max(0.0), row, certain })
     }
 }
 
@@ -148,6 +189,34 @@ mod tests {
         assert!(later.is_some_and(|time| time > goal.mul_f64(0.98) && time <= goal), "{later:?}");
         (0..30).for_each(|_| cost.keep_pace(goal, Duration::from_secs(9)));
         assert_eq!(cost.pace(), PACE_LEAST);
+    }
+
+    /// A GPU: 64 rows cost as much as one. Later rows of a prompt attend to more tokens.
+    fn time_on_gpu(rows: u32, depth: u32) -> Duration {
+        let row = 30.0 + 0.005 * f64::from(depth);
+        Duration::from_secs_f64(4.3e-3 + 1e-6 * row * f64::from(rows.saturating_sub(64)))
+    }
+
+    #[test]
+    fn prompts_beside_answers_keep_their_time_from_the_first_one_on() {
+        let (mut cost, goal) = (Cost::default(), Duration::from_millis(10));
+        for prompt in 0..4 {
+            for _ in 0..300 {
+                cost.observe(16, time_on_gpu(16, 0));
+                cost.observe_answers(16, time_on_gpu(16, 0));
+            }
+            let (mut depth, mut steps) = (0, 0);
+            while depth < 4096 {
+                let rows = cost.rows_mixed(goal).unwrap().clamp(17, 16 + 4096 - depth);
+                let time = time_on_gpu(rows, depth);
+                assert!(time <= goal.mul_f64(1.25), "prompt {prompt}: {rows} rows at {depth}: {time:?}");
+                cost.observe(rows, time);
+                cost.observe_mixed(rows, goal, time);
+                (depth, steps) = (depth + rows - 16, steps + 1);
+            }
+            // A step of 10 ms has some 250 rows at first and 170 at last.
+            assert!(steps <= if prompt == 0 { 28 } else { 24 }, "prompt {prompt}: {steps} steps");
+        }
     }
 
     #[test]

@@ -191,10 +191,10 @@ impl<A> Schedule<A> {
         }
         let cost = self.costs.get(&model);
         let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding);
-        let pace = cost.map_or(1.0, super::Cost::pace);
+        let mixed = goal.and_then(|goal| cost?.rows_mixed(goal));
         let limit = row_limit(estimate, contended)
             .min(excess_limit(estimate, &near))
-            .min(mixed_limit(estimate, goal, pace))
+            .min(mixed.unwrap_or(u32::MAX))
             .min(self.limits.rows_max);
         let mut rows = share_rows(self.least_served(near, limit), limit);
         let taken: u32 = rows.values().sum();
@@ -269,7 +269,7 @@ impl<A> Schedule<A> {
         cost.observe(step.rows(), time);
         match (step.goal, step.work.iter().all(|work| work.decode)) {
             (_, true) => cost.observe_answers(step.rows(), time),
-            (Some(goal), false) => cost.keep_pace(goal, time),
+            (Some(goal), false) => cost.observe_mixed(step.rows(), goal, time),
             (None, false) => {}
         }
     }
@@ -333,13 +333,6 @@ fn mixed_goal(estimate: Option<Estimate>, measured: Option<f64>, decoding: u32) 
     Some(Duration::try_from_secs_f64(time).unwrap_or(MIXED_LEAST).max(MIXED_LEAST))
 }
 
-/// Most rows of a step with that goal. Late rows of a long prompt take longer than the estimate says: `pace` is the part
-/// of it that the last such steps kept to.
-fn mixed_limit(estimate: Option<Estimate>, goal: Option<Duration>, pace: f64) -> u32 {
-    let (Some(e), Some(goal)) = (estimate, goal) else { return u32::MAX };
-    e.rows_in((goal.as_secs_f64() - e.fixed) * pace)
-}
-
 /// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
 /// are enough.
 fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
@@ -387,16 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_beside_answers_comes_in_small_steps() {
-        let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
-        let limit = |e, decoding| mixed_limit(e, mixed_goal(e, None, decoding), 1.0);
-        assert_eq!((limit(Some(e), 0), limit(None, 3)), (u32::MAX, u32::MAX));
-        assert_eq!((limit(Some(e), 2), limit(Some(e), 16)), (9, 37), "28 and 84 ms");
-        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), None, 2), 0.5), 4);
-        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), Some(0.010), 2), 1.0), 5, "20 ms");
-        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), Some(0.100), 2), 1.0), 9, "28 ms");
-        let fast = Estimate { fixed: 0.002, row: 0.000_049, certain: true };
-        assert_eq!((limit(Some(fast), 1), limit(Some(fast), 128)), (163, 296), "10 and 16.5 ms");
+    fn a_prompt_beside_answers_may_double_their_time() {
+        let e = Some(Estimate { fixed: 0.010, row: 0.002, certain: true });
+        let goal = |measured, decoding| mixed_goal(e, measured, decoding).map(|goal| goal.as_millis());
+        assert_eq!((goal(None, 0), mixed_goal(None, None, 3)), (None, None));
+        assert_eq!((goal(None, 2), goal(None, 16)), (Some(28), Some(84)));
+        assert_eq!((goal(Some(0.010), 2), goal(Some(0.100), 2)), (Some(20), Some(28)));
+        assert_eq!(goal(Some(0.002), 2), Some(10), "the least");
     }
 
     #[test]
