@@ -85,6 +85,7 @@ fn submit(
         connection: 0,
         priority: 128,
         shift: None,
+        scores: None,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
         max_tokens: tokens,

@@ -147,6 +147,8 @@ pub struct Job {
     /// When the context is full, the answer goes on without the oldest half of the tokens after so many first ones. `None`: it
     /// ends with [`StopReason::ContextFull`].
     pub shift: Option<u32>,
+    /// Log-probabilities of the prompt's tokens are wanted, with so many alternatives.
+    pub scores: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// Limits of the choice of tokens.
@@ -226,7 +228,8 @@ pub struct TokenBatch {
     /// Complete text so far. Never ends inside a UTF-8 character, and omits text that may be the beginning of a stop
     /// text.
     pub text: String,
-    /// With `top_logprobs`: for each id its log-probability and the most likely tokens.
+    /// With `top_logprobs`: for each id its log-probability and the most likely tokens. With [`Job::scores`], batches without ids
+    /// have those of the prompt's tokens, in order from the second one on.
     pub logprobs: Vec<TokenLogprob>,
 }
 

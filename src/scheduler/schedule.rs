@@ -58,6 +58,8 @@ pub(super) struct Work {
     pub rows: u32,
     /// The last row is the last known token, and its logits give the next one.
     pub samples: bool,
+    /// So many of the last rows tell the log-probability of their next token, which is known. None samples then.
+    pub scores: u32,
     /// True for a row that continues an answer, false for rows of a prompt.
     pub decode: bool,
 }
@@ -293,8 +295,8 @@ impl<A> Schedule<A> {
             return;
         }
         // The last known token is computed in any case: its logits give the next one.
-        let known = sequence.tokens.split_last().map_or(&[][..], |(_, before)| before);
-        sequence.computed = self.kv.attach(model, uid, known, &mut sequence.kv);
+        let known = sequence.reusable().to_vec();
+        sequence.computed = self.kv.attach(model, uid, &known, &mut sequence.kv);
         sequence.looked = Some(state);
     }
 
@@ -304,6 +306,9 @@ impl<A> Schedule<A> {
         let live = |s: &Sequence<A>| s.request.id == work.id && s.restarts == work.restarts;
         let at = self.running.iter().position(live)?;
         self.running[at].advance(work.rows, drawn, now);
+        if work.scores > 0 {
+            self.running[at].tell_scores(work.start.saturating_add(work.rows), now);
+        }
         if !work.decode {
             self.offer_pages(at, work.samples);
         }

@@ -13,7 +13,7 @@ use super::{
     Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
     sequence_pages,
 };
-use crate::backend::{Chain, KV_PAGE_TOKENS, SampleRow, Sampled};
+use crate::backend::{Chain, KV_PAGE_TOKENS, LogitChange, SampleRow, Sampled};
 use crate::model::ModelId;
 
 /// An admitted sequence can go on for so many tokens before it may take a page from another one. A sequence that gave its
@@ -39,6 +39,8 @@ pub(super) struct Request {
     pub positions: u32,
     pub credit: u32,
     pub deadline: Option<Instant>,
+    /// Log-probabilities of the prompt's tokens are wanted.
+    pub scores: bool,
 }
 
 /// A live sequence. `A` is its [`Answer`]; tests of the schedule alone use `()`.
@@ -51,6 +53,8 @@ pub(super) struct Sequence<A = Answer> {
     pub dropped: u32,
     /// Tokens in the KV cache.
     pub computed: u32,
+    /// Rows of the prompt whose log-probabilities of the next token were told.
+    pub scored: u32,
     /// KV pages in order of position.
     pub kv: Held,
     /// No step has computed a row of it since its admission.
@@ -90,6 +94,7 @@ impl<A> Sequence<A> {
             tokens: prompt,
             dropped: 0,
             computed: 0,
+            scored: 0,
             kv: Held::default(),
             fresh: true,
             looked: None,
@@ -153,6 +158,18 @@ impl<A> Sequence<A> {
         self.token_count().saturating_add(self.dropped).saturating_sub(self.request.prompt_tokens)
     }
 
+    /// Rows of the prompt that are to tell the log-probability of their next token, and have not yet: those before the last one.
+    pub fn unscored(&self) -> u32 {
+        let last = if self.request.scores { self.request.prompt_tokens.saturating_sub(1) } else { 0 };
+        last.saturating_sub(self.scored)
+    }
+
+    /// Tokens of a known prefix that it may take: all but the last, or only those whose log-probabilities were told.
+    pub fn reusable(&self) -> &[u32] {
+        let most = if self.unscored() > 0 { self.scored } else { self.token_count().saturating_sub(1) };
+        self.tokens.get(..most as usize).unwrap_or_default()
+    }
+
     /// Number of known tokens that no step has computed.
     pub fn pending(&self) -> u32 {
         self.token_count() - self.computed
@@ -189,11 +206,25 @@ impl<A> Sequence<A> {
         if let Some(token) = drawn {
             self.tokens.push(token);
             self.ready.get_or_insert(now);
-            self.credit = self.credit.saturating_sub(1);
-            self.stalled = (self.credit == 0).then_some(now);
+            self.spend(now);
         }
     }
+
+    /// Records that a step told the log-probabilities behind the rows before `end`.
+    pub fn tell_scores(&mut self, end: u32, now: Instant) {
+        self.scored = self.scored.max(end);
+        self.spend(now);
+    }
+
+    /// Takes the credit of one event.
+    fn spend(&mut self, now: Instant) {
+        self.credit = self.credit.saturating_sub(1);
+        self.stalled = (self.credit == 0).then_some(now);
+    }
 }
+
+/// Added to the logit of a token that is known, so that it is drawn and its log-probability told.
+const CERTAIN: f32 = 1e30;
 
 /// The answer of a sequence: its job, its text so far and its times.
 #[derive(Debug)]
@@ -224,6 +255,7 @@ impl Sequence {
             positions: job.positions(),
             credit: job.credit,
             deadline: job.deadline,
+            scores: job.scores.is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
@@ -281,6 +313,37 @@ impl Sequence {
             mask: None,
             chain,
         }
+    }
+
+    /// Sampling settings of a row of the prompt whose next token is known: it is drawn, for its log-probability among the unchanged
+    /// logits.
+    pub fn score_row(&self, row: u32) -> SampleRow {
+        let next = row.saturating_add(1);
+        let id = self.tokens.get(next as usize).copied().unwrap_or(0);
+        let change = LogitChange { id, bias: CERTAIN, repeat: 1.0, less: 0.0 };
+        SampleRow {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            position: next.wrapping_add(self.dropped),
+            top_logprobs: self.answer.job.scores.unwrap_or(0).max(1),
+            changes: Some([change].into()),
+            mask: None,
+            chain: None,
+        }
+    }
+
+    /// The event for the log-probabilities of the prompt's next tokens.
+    pub fn told(&self, scores: Vec<Sampled>) -> TokenBatch {
+        let most = self.answer.job.scores.unwrap_or(0) as usize;
+        let one = |score: Sampled| {
+            let mut top = score.top;
+            top.truncate(most);
+            TokenLogprob { logprob: score.logprob, top }
+        };
+        TokenBatch { logprobs: scores.into_iter().map(one).collect(), ..TokenBatch::default() }
     }
 
     /// Makes the event for a token that [`Sequence::advance`] took. Adds the reason if the token ends the answer.

@@ -43,21 +43,28 @@ impl StepArrays {
 
     /// Adds a sequence's rows. `tokens` holds all its known tokens; `pages` the pages of its positions, at most the
     /// stride given to [`StepArrays::clear`]. `sample` gives the sampling settings of the last row if `work.samples`, and
-    /// what limits its token.
+    /// what limits its token. `score` gives those of a row whose next token is known.
     pub fn push(
         &mut self,
         work: &Work,
         tokens: &[u32],
         pages: &[u32],
         sample: impl FnOnce() -> (SampleRow, Option<Arc<Masking>>),
+        score: impl Fn(u32) -> SampleRow,
     ) {
         let positions = work.start..work.start + work.rows;
+        let scored = positions.end.saturating_sub(work.scores)..positions.end;
         self.token_ids.extend(&tokens[work.start as usize..positions.end as usize]);
         self.positions.extend(positions);
         self.row_sequences.resize(self.token_ids.len(), self.sequences);
         self.sequences += 1;
         self.page_tables.extend(pages);
         self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
+        for row in scored {
+            self.logits_rows.push(self.token_ids.len() as u32 - (work.start + work.rows - row));
+            self.samples.push(score(row));
+            self.maskings.push(None);
+        }
         if work.samples {
             self.logits_rows.push(self.token_ids.len() as u32 - 1);
             let (row, masking) = sample();

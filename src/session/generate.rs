@@ -48,6 +48,11 @@ pub(super) async fn run(
         let text = "a session keeps all its tokens, and a context shift drops some: leave one of them out";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
+    let scores = request.scores().map_err(|error| failure(ErrorCode::InvalidArgument, &error.to_string()))?;
+    if session.is_some() && scores.is_some() {
+        let text = "a session's earlier tokens are known, and scoring computes all: leave one of them out";
+        return Err(failure(ErrorCode::InvalidArgument, text));
+    }
     let extras = prompt::extras(&request)?;
     let marks = request.marks();
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
@@ -78,6 +83,7 @@ pub(super) async fn run(
         connection: call.connection.number,
         priority,
         shift,
+        scores: scores.map(u32::from),
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
         max_tokens: valid.max_tokens,
@@ -89,7 +95,8 @@ pub(super) async fn run(
         ignore_eog,
         deadline,
         arrived,
-        credit,
+        // The item that has the prompt's ids alone takes one.
+        credit: if scores.is_some() { u32::saturating_sub(credit, 1) } else { credit },
         events: sender,
     };
     call.control.submit(id, |credit| engine.submit(job(credit))).map_err(|error| of_job(&error))?;
@@ -201,6 +208,15 @@ async fn stream(
             Some(Event::Tokens(batch)) => {
                 if let Some(session) = &mut session {
                     session.answered(&batch);
+                }
+                if batch.ids.is_empty() && !first.prompt_ids.is_empty() {
+                    // The ids alone may take the whole frame.
+                    let ids = item(TokenBatch::default(), std::mem::take(&mut first));
+                    if let Err(error) = responder.first_item(&ids).await {
+                        engine.cancel(id);
+                        unsent = Some(error);
+                        continue;
+                    }
                 }
                 let item = item(batch, std::mem::take(&mut first));
                 let sent = if item.prompt_ids.is_empty() {

@@ -226,6 +226,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         connection: 0,
         priority: 128,
         shift: None,
+        scores: None,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

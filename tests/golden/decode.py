@@ -179,7 +179,7 @@ LIMITS = {
 }
 CRITICAL = 0x8000
 FORM, EXTRAS = 0x8002, 0x8004
-KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005}}
+KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005, 0x8006}}
 
 
 class Bad(Exception):

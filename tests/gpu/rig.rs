@@ -161,6 +161,7 @@ impl Rig {
             connection: 0,
             priority: 128,
             shift: None,
+            scores: None,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

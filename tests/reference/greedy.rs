@@ -67,6 +67,7 @@ impl Rig {
             connection: 0,
             priority: 128,
             shift: None,
+            scores: None,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

@@ -45,6 +45,7 @@ mod requests;
 mod residency;
 mod rig;
 mod schemas;
+mod scores;
 mod sessions;
 mod shared_gpu;
 mod shortages;

@@ -230,6 +230,8 @@ pub enum Command {
             Examples:\n  rocmforge-client doctor\n  rocmforge-client doctor --json | jq '.gpus[] | select(.works)'"
     )]
     Doctor,
+    /// Print how likely a model finds a text
+    Score(super::score::ScoreArguments),
     /// Print the token ids of a text
     Tokenize(TokenizeArguments),
     /// Print the text of token ids

@@ -95,6 +95,7 @@ impl Command {
             | Self::Plan { model, .. }
             | Self::Unload { model } => Some(model),
             Self::ClearCache { model, .. } => model.as_deref(),
+            Self::Score(arguments) => Some(&arguments.model),
             Self::Tokenize(arguments) => Some(&arguments.model),
             Self::Detokenize(arguments) => Some(&arguments.model),
             Self::Bench(arguments) => Some(&arguments.model),

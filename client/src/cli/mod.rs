@@ -14,6 +14,7 @@ mod residency;
 mod run;
 mod samplers;
 mod sampling;
+mod score;
 mod steering;
 mod tables;
 
@@ -154,6 +155,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         }
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => return doctor::run(&client, &options.socket, output),
+        Command::Score(score) => output.show(&score::score(&client, score)?, score::shown)?,
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Bench(bench) => return bench::run(&client, &options, bench, output),

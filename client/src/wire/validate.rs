@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use super::ErrorCode;
 use super::messages::{
     EXT_CRITICAL, EXT_GENERATE_CHAT, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS,
-    EXT_GENERATE_SESSION, Ext,
+    EXT_GENERATE_SCORES, EXT_GENERATE_SESSION, Ext,
 };
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
@@ -86,12 +86,13 @@ pub mod limits {
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 5] = [
+const EXT_KNOWN: [(&str, u16); 6] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
     ("GenerateRequest", EXT_GENERATE_CHAT),
     ("GenerateRequest", EXT_GENERATE_SAMPLERS),
+    ("GenerateRequest", EXT_GENERATE_SCORES),
 ];
 
 /// A payload of the protocol.

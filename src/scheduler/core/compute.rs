@@ -197,12 +197,13 @@ impl Core {
             self.counters.rows += rows;
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
+            let scores: Result<Vec<Sampled>, _> = sampled.by_ref().take(work.scores as usize).collect();
             let drawn = if work.samples { sampled.next() } else { None };
             if work.samples && self.ended_by_constraint(work.id) {
                 continue;
             }
-            let token = match drawn.transpose() {
-                Ok(token) => token,
+            let (scores, token) = match scores.and_then(|scores| Ok((scores, drawn.transpose()?))) {
+                Ok(drawn) => drawn,
                 Err(error) => {
                     // The session logs it, within the user's bound: a passed model of NaNs fails each request.
                     tracing::debug!(model = step.model.0, %error, "no token could be sampled");
@@ -216,6 +217,10 @@ impl Core {
             // Without a sequence it ended, or lost its pages to another one.
             let Some(sequence) = self.schedule.advance(work, id, now) else { continue };
             sequence.add_load(load);
+            if !scores.is_empty() && !sequence.send(Event::Tokens(sequence.told(scores))) {
+                self.fail(work.id, JobError::Cancelled);
+                continue;
+            }
             let Some(token) = token else { continue };
             let (token, (batch, mut reason)) = (token.id, sequence.accept(token, now));
             let heard = sequence.send(Event::Tokens(batch));
@@ -314,7 +319,8 @@ impl Paused {
         for work in &step.work {
             if let Some(sequence) = schedule.get(work.id) {
                 let sample = || (sequence.sample_row(), sequence.answer.masking.clone());
-                self.arrays.push(work, &sequence.tokens, &sequence.kv.pages, sample);
+                let score = |row| sequence.score_row(row);
+                self.arrays.push(work, &sequence.tokens, &sequence.kv.pages, sample, score);
             }
         }
     }

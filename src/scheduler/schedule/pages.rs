@@ -14,6 +14,9 @@ use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::SequenceId;
 use crate::scheduler::sequence::{Request, Sequence};
 
+/// Most rows of a step that tell log-probabilities, for one sequence: with twenty alternatives each, they fit the smallest frame.
+const SCORED_ROWS_MAX: u32 = 256;
+
 impl<A> Schedule<A> {
     /// Plans at most so many rows of an admitted sequence, and takes pages for them. Sequences that give their pages up
     /// leave `work`. `None` if this one does.
@@ -27,8 +30,17 @@ impl<A> Schedule<A> {
         loop {
             let Request { uid, connection, model, page_bytes, .. } = self.get(id)?.request;
             let full = self.is_full(uid, page_bytes);
+            let scored_most = self.scored_rows(work);
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
-            let rows = sequence.pending().min(most);
+            let mut rows = sequence.pending().min(most);
+            let mut scores = 0;
+            if sequence.unscored() > 0 {
+                // Rows that were told before, and then was parked, need no logits. The last row of the prompt samples, alone.
+                let told = sequence.scored.saturating_sub(sequence.computed);
+                let untold = sequence.unscored().min(scored_most);
+                rows = rows.min(told.saturating_add(untold));
+                scores = rows.saturating_sub(told);
+            }
             if !sequence.needs_page(rows) {
                 sequence.served = self.steps;
                 return Some(Work {
@@ -39,6 +51,7 @@ impl<A> Schedule<A> {
                     start: sequence.computed,
                     rows,
                     samples: rows == sequence.pending(),
+                    scores,
                     decode: sequence.decodes(),
                 });
             }
@@ -70,6 +83,14 @@ impl<A> Schedule<A> {
                 work.retain(|planned| planned.id != victim);
             }
         }
+    }
+
+    /// Most rows of a prompt in a step, beside those planned, that tell log-probabilities. A step has logits for as many rows as
+    /// sequences may run, and each of them may want one.
+    fn scored_rows(&self, work: &[Work]) -> u32 {
+        let scored: u32 = work.iter().map(|work| work.scores.saturating_sub(1)).sum();
+        let others = u32::try_from(self.running.len()).unwrap_or(u32::MAX).saturating_sub(1);
+        self.limits.sequences_max.saturating_sub(others).saturating_sub(scored).clamp(1, SCORED_ROWS_MAX)
     }
 
     /// True if no other sequence has pages.

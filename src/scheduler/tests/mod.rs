@@ -201,6 +201,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         connection: 0,
         priority: 128,
         shift: None,
+        scores: None,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

@@ -140,7 +140,7 @@ impl Penalties {
     }
 }
 
-/// Bytes that are no form, no penalties, or no samplers.
+/// Bytes of an extension that are not what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSteering {
     /// Of [`EXT_GENERATE_FORM`].
@@ -162,6 +162,9 @@ pub enum BadSteering {
         bytes = limits::BREAKER_BYTES_MAX
     )]
     Samplers,
+    /// Of [`EXT_GENERATE_SCORES`](super::EXT_GENERATE_SCORES).
+    #[error("log-probabilities of the prompt have one byte, a number of alternatives in 0..={max}", max = limits::TOP_LOGPROBS_MAX)]
+    Scores,
 }
 
 impl GenerateRequest {

@@ -50,6 +50,7 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
             .with_samplers(&samplers)
             .with_form(&AnswerForm::new(FormKind::Gbnf, "root ::= [a-z]+")),
     );
-    let all = [reused, named, ended, ordered, dropped, formed, both, tools, samplers];
+    let scores = frame(Op::Generate, "scores", at(25), generate.clone().with_scores(5));
+    let all = [reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores];
     groups.into_iter().flatten().chain(all).collect()
 }

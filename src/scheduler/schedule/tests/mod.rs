@@ -36,6 +36,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         positions,
         credit: 100,
         deadline: None,
+        scores: false,
     }
 }
 
