@@ -23,6 +23,26 @@ pub struct RopeSpec {
     pub scaling: RopeScaling,
     /// Length factor of rotated pairs, besides that of [`RopeScaling::Yarn`]; 1 for nearly all models.
     pub magnitude: f32,
+    /// Length factor by position, besides `magnitude`; `None` for nearly all models.
+    pub growth: Option<Growth>,
+}
+
+/// Growth of queries with their position: times `1 + scale * ln(1 + floor(position / period))`. Attention flattens as
+/// contexts grow, and longer queries counter that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    /// Factor of the logarithm.
+    pub scale: f32,
+    /// Positions without growth at the start, and of each step. At least 1.
+    pub period: u32,
+}
+
+impl Growth {
+    /// The factor at a position.
+    fn at(self, position: u32) -> f64 {
+        let steps = f64::from(position / self.period.max(1));
+        1.0 + f64::from(self.scale) * steps.ln_1p()
+    }
 }
 
 /// Scaling of positions past the trained context.
@@ -65,6 +85,7 @@ pub struct RopeAngles {
     frequencies: Vec<f64>,
     /// Factor of cosines and sines.
     magnitude: f64,
+    growth: Option<Growth>,
 }
 
 impl RopeAngles {
@@ -93,6 +114,7 @@ impl RopeAngles {
         Self {
             frequencies: (0..spec.dims / 2).map(frequency).collect(),
             magnitude: f64::from(spec.magnitude) * length,
+            growth: spec.growth,
         }
     }
 
@@ -105,9 +127,10 @@ impl RopeAngles {
     ///
     /// Calls for positions 0, 1, 2, ... build the table `[positions][dims / 2][2]` that devices keep.
     pub fn append(&self, position: u32, table: &mut Vec<[f32; 2]>) {
+        let magnitude = self.magnitude * self.growth.map_or(1.0, |growth| growth.at(position));
         table.extend(self.frequencies.iter().map(|frequency| {
             let (sin, cos) = (f64::from(position) * frequency).sin_cos();
-            [(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]
+            [(cos * magnitude) as f32, (sin * magnitude) as f32]
         }));
     }
 }
@@ -143,7 +166,14 @@ mod tests {
     use super::*;
 
     fn angles(scaling: RopeScaling, factors: Option<&[f32]>) -> RopeAngles {
-        let spec = RopeSpec { layout: RopeLayout::Halves, dims: 8, theta: 1e4, scaling, magnitude: 1.0 };
+        let spec = RopeSpec {
+            layout: RopeLayout::Halves,
+            dims: 8,
+            theta: 1e4,
+            scaling,
+            magnitude: 1.0,
+            growth: None,
+        };
         RopeAngles::new(&spec, factors)
     }
 
@@ -200,11 +230,33 @@ mod tests {
             theta: 100.0,
             scaling: RopeScaling::None,
             magnitude: 2.0,
+            growth: None,
         };
         let (angles, mut table) = (RopeAngles::new(&spec, None), Vec::new());
         (0..3).for_each(|position| angles.append(position, &mut table));
         let want = |angle: f64| [(2.0 * angle.cos()) as f32, (2.0 * angle.sin()) as f32];
         assert_eq!(angles.pairs(), 2);
         assert_eq!(table, [0.0, 0.0, 1.0, 0.1, 2.0, 0.2].map(want));
+    }
+
+    /// By hand: `e^2 - 1` is 6.39, so within 7 steps the factor passes `1 + 0.5 * 2`.
+    #[test]
+    fn growth_goes_in_steps_of_its_period() {
+        let growth = Growth { scale: 0.5, period: 10 };
+        close(&[growth.at(0), growth.at(9)], &[1.0, 1.0]);
+        close(&[growth.at(10), growth.at(19)], &[1.0 + 0.5 * 2f64.ln(); 2]);
+        assert!(growth.at(63) < 2.0 && growth.at(70) > 2.0);
+        let spec = RopeSpec {
+            layout: RopeLayout::Halves,
+            dims: 2,
+            theta: 100.0,
+            scaling: RopeScaling::None,
+            magnitude: 2.0,
+            growth: Some(growth),
+        };
+        let mut table = Vec::new();
+        RopeAngles::new(&spec, None).append(10, &mut table);
+        let length = 2.0 * (1.0 + 0.5 * 2f64.ln());
+        assert_eq!(table, [[(length * 10f64.cos()) as f32, (length * 10f64.sin()) as f32]]);
     }
 }

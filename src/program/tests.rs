@@ -164,6 +164,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
         theta: 1e4,
         scaling: RopeScaling::None,
         magnitude: 1.0,
+        growth: None,
     };
     refused("at least the rotated values", |rig| {
         let rope = rig.builder.rope(spec(4), None);

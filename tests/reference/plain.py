@@ -1,8 +1,8 @@
 """plain.py: small decoders in plain double-precision code, a second opinion beside oracle.py's engine.
 
-llama.cpp on a CPU takes GELU from a table of half-precision numbers, which puts its answers off by some 1e-3 nats.
-With the same table, this module shows that nothing else differs; without it, it computes the exact answers. It uses
-none of our code: the PyPI package `gguf` reads the files.
+llama.cpp on a CPU takes GELU from a table of half-precision numbers, which puts its answers off by some 1e-3 nats. It
+also ignores the windows of phi3. With the same table and without windows, this module shows that nothing else differs;
+otherwise it computes the exact answers. It uses none of our code: the PyPI package `gguf` reads the files.
 """
 import numpy as np
 
@@ -32,16 +32,19 @@ def softmax(x):
 
 class Decoder:
     """What most architectures do; subclasses override the differences."""
+    ignored = ()        # keys that llama.cpp does not read, although models were trained with what they say
     adjacent = False    # rotated pairs: neighbours, or half of the rotated values apart
     pattern = None      # one of every so many layers has no window
     activation = staticmethod(silu)
 
-    def __init__(self, path, table):
+    def __init__(self, path, as_llama_cpp):
         from gguf import GGUFReader
         reader = GGUFReader(path)
         self.keys = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
         self.tensors = {t.name: np.array(t.data, np.float64).reshape(t.shape[::-1]) for t in reader.tensors}
-        self.gelu = tabled_gelu if table else gelu
+        self.gelu = tabled_gelu if as_llama_cpp else gelu
+        for name in self.ignored if as_llama_cpp else ():
+            self.keys.pop(f"{self.keys['general.architecture']}.{name}", None)
         self.layers, self.width = self.key("block_count"), self.key("embedding_length")
         self.heads, self.kv_heads = self.key("attention.head_count"), self.key("attention.head_count_kv")
         self.head_dim = self.key("attention.key_length", self.width // self.heads)
@@ -195,6 +198,22 @@ class Glm4(Sandwich):
         return self.linear(at + "ffn_down", silu(gate) * up)
 
 
+class Phi3(Decoder):
+    feed_forward = Glm4.feed_forward
+    ignored = ("attention.sliding_window",)
+
+    def local(self, layer):
+        return bool(self.key("attention.sliding_window"))
+
+    def frequencies(self, layer):
+        long = self.key("context_length") > self.key("rope.scaling.original_context_length", self.key("context_length"))
+        factors = self.tensors.get(f"rope_factors_{'long' if long else 'short'}.weight", 1.0)
+        return self.base(layer) ** (-2.0 * np.arange(self.rotated // 2) / self.rotated) / factors
+
+    def magnitude(self, layer):
+        return self.key("rope.scaling.attn_factor", 1.0)
+
+
 class Olmo2(Decoder):
     pattern = 4
 
@@ -243,17 +262,20 @@ class Granite(Decoder):
 
 
 KNOWN = {"gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
-         "granite": Granite}
+         "granite": Granite, "phi3": Phi3}
 GELU = (Gemma3, Starcoder2)
 
 
 def answers(path, ids, lengths):
-    """Log-probabilities after each of `lengths` ids: exact, with llama.cpp's table, and whether these differ.
-    None for an unknown architecture."""
+    """Log-probabilities after each of `lengths` ids: exact, and as llama.cpp computes them, with its table and without the
+    keys that it ignores. Then whether there is a table, and whether an ignored key. None for an unknown architecture."""
     from gguf import GGUFReader
-    kind = KNOWN.get(GGUFReader(path).fields["general.architecture"].contents())
+    fields = GGUFReader(path).fields
+    name = fields["general.architecture"].contents()
+    kind = KNOWN.get(name)
     if kind is None:
         return None
     rows = [length - 1 for length in lengths]
-    exact, tabled = (kind(path, table).logp(np.array(ids))[rows] for table in (False, True))
-    return exact, tabled, issubclass(kind, GELU)
+    exact, same = (kind(path, as_llama_cpp).logp(np.array(ids))[rows] for as_llama_cpp in (False, True))
+    ignores = any(f"{name}.{key}" in fields for key in kind.ignored)
+    return exact, same, issubclass(kind, GELU), ignores

@@ -349,7 +349,7 @@ impl Small {
         let factors =
             self.rope_factors.as_ref().map(|factors| w.program.tensor(factors.lazy.clone(), Residence::Host));
         let (layout, dims, scaling) = (r.layout, r.rope_dims, r.scaling);
-        let spec = RopeSpec { layout, dims, theta: 1e4, scaling, magnitude: 1.0 };
+        let spec = RopeSpec { layout, dims, theta: 1e4, scaling, magnitude: 1.0, growth: None };
         let rope = w.program.rope(spec, factors);
         let x = w.program.value(r.hidden);
         w.program.push(Op::Embed { table, scale: 1.0, out: x });

@@ -52,7 +52,7 @@ mod tests {
 
     fn spec(layout: RopeLayout) -> RopeSpec {
         let scaling = RopeScaling::Linear { factor: 2.0 };
-        RopeSpec { layout, dims: 4, theta: 100.0, scaling, magnitude: 1.0 }
+        RopeSpec { layout, dims: 4, theta: 100.0, scaling, magnitude: 1.0, growth: None }
     }
 
     #[test]

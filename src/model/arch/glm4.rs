@@ -25,10 +25,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Never);
         w.add_norm("norm after attention", "post_attention_norm", rms, out, x);
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let role = "feed-forward gate and up";
-        let halves = [sizes.ffn, sizes.ffn];
-        let [gate, up] = w.project_pieces(role, "ffn_up", normed, halves, Presence::Never);
-        let gated = w.gate(Activation::Silu, gate, up);
+        let gated = w.gated_pieces(normed, sizes.ffn, Activation::Silu);
         let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Never);
         w.add_norm("norm after feed-forward", "post_ffw_norm", rms, out, x);
     }

@@ -1,18 +1,28 @@
-//! `granite`: Granite 3 and later, dense. Embeddings, scores and layer halves have their own factors. Logits are
-//! divided by `logit_scale`.
+//! `granite`: Granite 3 and later, dense; `granitemoe`: with experts, and maybe one that all rows share. Embeddings,
+//! scores and layer halves have their own factors. Logits are divided by `logit_scale`.
 
 use super::Written;
-use super::sizes::{Sizes, norm};
+use super::experts::{self, Experts};
+use super::rope;
+use super::sizes::{FFN_MAX, Sizes, norm};
 use super::writer::{Presence, Writer};
-use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout, RopeSpec};
+use crate::program::{Activation, NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    experts::none(&w.metadata)?;
+    write_layers(w, None)
+}
+
+pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let experts = experts::read(&w.metadata)?;
+    write_layers(w, experts)
+}
+
+fn write_layers(w: &mut Writer<'_>, mut experts: Option<Experts>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
-    experts::none(&w.metadata)?;
     w.metadata.refuse_any("deepstack_mapping", "image embeddings in deeper layers", |n| n >= 0)?;
     // Where the key is false, positions are not used: no pair of a head is rotated.
     let turns = w.metadata.flag_if_there("rope.scaling.finetuned")?.unwrap_or(true);
@@ -23,9 +33,19 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let (embedded, residual) =
         (factor("embedding_scale")?.unwrap_or(1.0), factor("residual_scale")?.unwrap_or(1.0));
     let scale = factor("attention.scale")?.unwrap_or(heads.scale());
+    let shared = match &mut experts {
+        None => None,
+        Some(experts) => {
+            // The weights of a row's experts take the factor of what a layer adds.
+            experts.scale *= residual;
+            w.metadata
+                .count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?
+                .filter(|ffn| *ffn > 0)
+        }
+    };
 
     let x = w.embedding(sizes.hidden, embedded);
-    let rope = if turns { w.rope(&angles) } else { w.plain_rope(&RopeSpec { dims: 0, ..angles.spec }) };
+    let rope = if turns { w.rope(&angles) } else { w.unrotated(&angles.spec) };
     for layer in 0..sizes.layers {
         w.layer(layer);
         let normed = w.norm("attention norm", "attn_norm", rms, x);
@@ -34,11 +54,22 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Optional);
         w.add(out, residual, x);
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Optional);
-        let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Optional);
-        w.add(out, residual, x);
+        let out = match &experts {
+            None => {
+                let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Optional);
+                Some(w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Optional))
+            }
+            Some(experts) => {
+                w.experts(experts, normed, x);
+                shared.map(|ffn| w.shared_expert(normed, ffn))
+            }
+        };
+        if let Some(out) = out {
+            w.add(out, residual, x);
+        }
     }
     let logits = w.head(rms, x);
     w.scale(logits, 1.0 / divisor);
-    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+    let ffn = if experts.is_some() { 0 } else { sizes.ffn };
+    Ok(Written { logits, shape: Shape::new(&sizes, ffn, experts.as_ref()), context: sizes.context })
 }

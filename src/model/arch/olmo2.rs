@@ -2,7 +2,7 @@
 
 use super::Written;
 use super::sizes::{Sizes, norm};
-use super::window::{Window, window};
+use super::window::{Window, refuse_other_base, window};
 use super::writer::{Presence, Writer};
 use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
@@ -17,11 +17,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;
     let windows = window(&w.metadata, &sizes, angles.dims, PATTERN)?;
-    if let Some(base) = w.metadata.above_0("rope.freq_base_swa")?.filter(|base| *base != angles.theta) {
-        return Err(w
-            .metadata
-            .unsupported(&format!("a RoPE base of {base} in windowed layers (rope.freq_base_swa)")));
-    }
+    refuse_other_base(&w.metadata, angles.theta)?;
 
     let x = w.embedding(sizes.hidden, 1.0);
     let everywhere = w.plain_rope(&angles);

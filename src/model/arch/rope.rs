@@ -4,15 +4,17 @@ use super::metadata::Metadata;
 use super::sizes::HEAD_DIM_MAX;
 use super::tensors::{Tensors, Want};
 use crate::model::plan::{PlanError, excerpt};
-use crate::program::{RopeLayout, RopeScaling, RopeSpec, Yarn};
+use crate::program::{Growth, RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::tensor::LazyTensor;
 
 /// A model's rotary embedding, as stated in the metadata.
 pub(super) struct Rope {
     pub spec: RopeSpec,
-    /// `longrope`: true when the stated context exceeds the trained one; the factors are then those for long contexts.
-    /// The choice depends on the file and not on the request, so cached keys stay valid while a sequence grows.
-    longrope: Option<bool>,
+    /// `longrope`: the file has factors for short and for long contexts.
+    longrope: bool,
+    /// The stated context exceeds the trained one, so factors for long contexts are used. The choice depends on the file
+    /// and not on the request, so cached keys stay valid while a sequence grows.
+    long: bool,
 }
 
 pub(super) fn rope(
@@ -29,16 +31,13 @@ pub(super) fn rope(
     // A factor without a type means linear, as in llama.cpp.
     let kind = metadata.string_if_there("rope.scaling.type")?.unwrap_or("linear");
     let factor = factor(metadata)?;
-    let original = match metadata.count_if_there("rope.scaling.original_context_length", 0..=1 << 30)? {
-        None | Some(0) => context,
-        Some(tokens) => tokens as u32,
-    };
+    let original = original_context(metadata, context)?;
     let linear = factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor });
     let (scaling, longrope) = match kind {
-        "none" => (RopeScaling::None, None),
-        "linear" => (linear, None),
-        "longrope" => (linear, Some(context > original)),
-        "yarn" => (yarn(metadata, factor.unwrap_or(1.0), original)?, None),
+        "none" => (RopeScaling::None, false),
+        "linear" => (linear, false),
+        "longrope" => (linear, true),
+        "yarn" => (yarn(metadata, factor.unwrap_or(1.0), original)?, false),
         other => {
             return Err(
                 metadata.unsupported(&format!("rope scaling {:?} (rope.scaling.type)", excerpt(other)))
@@ -46,7 +45,8 @@ pub(super) fn rope(
         }
     };
     let magnitude = metadata.above_0("rope.scaling.attn_factor")?.unwrap_or(1.0);
-    Ok(Rope { spec: RopeSpec { layout, dims, theta, scaling, magnitude }, longrope })
+    let spec = RopeSpec { layout, dims, theta, scaling, magnitude, growth: None };
+    Ok(Rope { spec, longrope, long: context > original })
 }
 
 /// As [`rope`], for an architecture whose files have no frequency factors.
@@ -57,10 +57,27 @@ pub(super) fn without_factors(
     context: u32,
 ) -> Result<RopeSpec, PlanError> {
     let rope = rope(metadata, layout, head_dim, context)?;
-    match rope.longrope {
-        None => Ok(rope.spec),
-        Some(_) => Err(metadata.unsupported("rope scaling \"longrope\" (rope.scaling.type)")),
+    if rope.longrope {
+        return Err(metadata.unsupported("rope scaling \"longrope\" (rope.scaling.type)"));
     }
+    Ok(rope.spec)
+}
+
+/// How queries grow with their position; `None` where the file states no growth.
+pub(super) fn growth(metadata: &Metadata<'_>, context: u32) -> Result<Option<Growth>, PlanError> {
+    let Some(scale) = metadata.float_if_there("attention.temperature_scale")?.filter(|by| *by != 0.0) else {
+        return Ok(None);
+    };
+    let period = original_context(metadata, context)?;
+    Ok(Some(Growth { scale, period }))
+}
+
+/// Context length of the training, before positions were scaled.
+fn original_context(metadata: &Metadata<'_>, context: u32) -> Result<u32, PlanError> {
+    Ok(match metadata.count_if_there("rope.scaling.original_context_length", 0..=1 << 30)? {
+        None | Some(0) => context,
+        Some(tokens) => tokens as u32,
+    })
 }
 
 /// The divisor of positions; 0 in the file means none.
@@ -90,13 +107,18 @@ fn yarn(metadata: &Metadata<'_>, factor: f32, original_context: u32) -> Result<R
 }
 
 impl Rope {
+    /// For an architecture whose converter writes factors for short and for long contexts without a scaling type.
+    pub fn longrope_if_there(self, tensors: &Tensors<'_>) -> Self {
+        Self { longrope: self.longrope || tensors.has("rope_factors_long.weight"), ..self }
+    }
+
     /// The frequency divisors, if the file has any.
     pub fn factors(&self, tensors: &mut Tensors<'_>) -> Option<LazyTensor> {
         let want = Want::Vector(self.spec.dims / 2);
-        let Some(long) = self.longrope else {
+        if !self.longrope {
             return tensors.optional("rope factors", "rope_freqs.weight", want);
-        };
-        let [used, unused] = match long {
+        }
+        let [used, unused] = match self.long {
             true => ["rope_factors_long.weight", "rope_factors_short.weight"],
             false => ["rope_factors_short.weight", "rope_factors_long.weight"],
         };

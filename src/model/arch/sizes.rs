@@ -77,7 +77,7 @@ fn head_dim(metadata: &Metadata<'_>, hidden: usize, heads: usize) -> Result<usiz
     }
 }
 
-/// The architecture's norm. Its eps is required.
+/// The architecture's norm. Its eps is required. LayerNorms have biases, RMSNorms have none.
 pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, PlanError> {
     let name = match kind {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -86,7 +86,7 @@ pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, Plan
     let key = metadata.key(name);
     match metadata.float_if_there(name)? {
         None => Err(PlanError::Key { key, want: "a real number" }),
-        Some(eps) if (0.0..1.0).contains(&eps) => Ok(Norm { kind, eps }),
+        Some(eps) if (0.0..1.0).contains(&eps) => Ok(Norm { kind, eps, bias: kind == NormKind::Layer }),
         Some(value) => Err(PlanError::Float { key, value, want: "at least 0 and below 1" }),
     }
 }

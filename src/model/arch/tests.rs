@@ -223,6 +223,29 @@ fn numbers_stated_otherwise_are_read() {
 }
 
 #[test]
+fn combinations_without_a_computation_are_refused_by_key() {
+    let says = |forge: Forge, text: &str| {
+        let error = forge.plan().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    // The window decides which layers use positions.
+    says(Forge::of("cohere2"), "cohere2.attention.sliding_window");
+    let growing = Forge::of("mistral3").with("mistral3.attention.temperature_scale", Meta::Real(0.1));
+    says(
+        growing.clone().with("mistral3.rope.dimension_count", Meta::Number(8)),
+        "attention.temperature_scale",
+    );
+    let ropes = growing.plan().unwrap().program.ropes().len();
+    assert_eq!((ropes, Forge::of("mistral3").plan().unwrap().program.ropes().len()), (2, 1));
+    let scaled = Forge::of("command-r").with("command-r.attention.layer_norm_epsilon", Meta::Real(1e-5));
+    let normed = scaled.tensor("blk.0.attn_q_norm.weight", &[16, 4], DType::F32);
+    says(
+        normed.without("blk.0.ffn_norm.weight").without("blk.1.ffn_norm.weight"),
+        "blk.0.attn_q_norm.weight",
+    );
+}
+
+#[test]
 fn unknown_architectures_are_named() {
     let other = Forge::llama().with("general.architecture", Meta::Text("mamba"));
     let supported: Vec<&str> = super::ARCHITECTURES.iter().map(|a| a.name).collect();

@@ -27,6 +27,17 @@ impl Window {
     }
 }
 
+/// Refuses another RoPE base in layers with a window, for an architecture that has one base.
+pub(super) fn refuse_other_base(metadata: &Metadata<'_>, theta: f32) -> Result<(), PlanError> {
+    match metadata.above_0("rope.freq_base_swa")? {
+        Some(base) if base != theta => {
+            let feature = format!("a RoPE base of {base} in windowed layers (rope.freq_base_swa)");
+            Err(metadata.unsupported(&feature))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Reads the windows. `rotated` is the number of rotated values of a head. If the metadata name no layers, the last
 /// layer of each run of `period` has no window.
 pub(super) fn window(

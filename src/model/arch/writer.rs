@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::metadata::Metadata;
+use super::rope::Rope;
 use super::tensors::{Tensors, Want};
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
@@ -61,6 +62,8 @@ pub(super) struct Norm {
     pub kind: NormKind,
     /// Added before the square root.
     pub eps: f32,
+    /// True when files have a bias beside the weight.
+    pub bias: bool,
 }
 
 /// Queries, keys and values of a row.
@@ -115,10 +118,21 @@ impl<'a> Writer<'a> {
     }
 
     /// Adds a rotary embedding to the first part, with the file's frequency divisors if it has any.
-    pub fn rope(&mut self, rope: &super::rope::Rope) -> RopeId {
+    pub fn rope(&mut self, rope: &Rope) -> RopeId {
         let factors = rope.factors(&mut self.tensors);
         let factors = factors.map(|tensor| self.put(Some(tensor), Residence::Host));
         self.program.rope(rope.spec.clone(), factors)
+    }
+
+    /// As [`Writer::rope`], for a file that may have divisors for short and long contexts without saying so in a key.
+    pub fn longrope(&mut self, rope: Rope) -> RopeId {
+        let rope = rope.longrope_if_there(&self.tensors);
+        self.rope(&rope)
+    }
+
+    /// Adds a rotary embedding that turns no value, for layers that use no positions.
+    pub fn unrotated(&mut self, spec: &RopeSpec) -> RopeId {
+        self.plain_rope(&RopeSpec { dims: 0, ..spec.clone() })
     }
 
     /// The angles for an architecture without frequency divisors.
@@ -168,7 +182,7 @@ impl<'a> Writer<'a> {
         tensor.map(|tensor| self.put(Some(tensor), Residence::Device))
     }
 
-    /// Weight and, for a LayerNorm, bias of a norm over `group` neighbouring values.
+    /// Weight and bias of a norm over `group` neighbouring values.
     fn norm_op(
         &mut self,
         role: &'static str,
@@ -180,7 +194,7 @@ impl<'a> Writer<'a> {
     ) -> Op {
         let want = Want::Vector(group);
         let weight = self.required(role, &format!("{stem}.weight"), want);
-        let presence = if norm.kind == NormKind::Layer { Presence::Required } else { Presence::Never };
+        let presence = if norm.bias { Presence::Required } else { Presence::Never };
         let bias = self.present(role, &format!("{stem}.bias"), want, presence);
         Op::Norm { kind: norm.kind, eps: norm.eps, weight, bias, from, out, add: false }
     }
@@ -303,14 +317,31 @@ impl<'a> Writer<'a> {
         &mut self,
         heads: Heads,
         rope: RopeId,
+        qkv: Qkv,
+        scale: f32,
+        window: Option<u32>,
+    ) -> ValueId {
+        self.rotate(heads, [rope, rope], qkv);
+        self.attend_rotated(heads, qkv, scale, window)
+    }
+
+    /// Rotates queries by the first embedding and keys by the second.
+    pub fn rotate(&mut self, heads: Heads, ropes: [RopeId; 2], Qkv { q, k, .. }: Qkv) {
+        let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
+        for (rope, value) in ropes.into_iter().zip([q, k]) {
+            self.program.push(Op::Rope { rope, head_dim, value });
+        }
+    }
+
+    /// As [`Writer::attend`], with queries and keys that were rotated before.
+    pub fn attend_rotated(
+        &mut self,
+        heads: Heads,
         Qkv { q, k, v }: Qkv,
         scale: f32,
         window: Option<u32>,
     ) -> ValueId {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
-        for value in [q, k] {
-            self.program.push(Op::Rope { rope, head_dim, value });
-        }
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
@@ -339,6 +370,13 @@ impl<'a> Writer<'a> {
         self.gate(activation, gate, up)
     }
 
+    /// As [`Writer::gated`], for files with gate and up in one tensor, `ffn_up`.
+    pub fn gated_pieces(&mut self, from: ValueId, ffn: usize, activation: Activation) -> ValueId {
+        let role = "feed-forward gate and up";
+        let [gate, up] = self.project_pieces(role, "ffn_up", from, [ffn, ffn], Presence::Never);
+        self.gate(activation, gate, up)
+    }
+
     /// `out += scale * from`.
     pub fn add(&mut self, from: ValueId, scale: f32, out: ValueId) {
         self.program.push(Op::Add { from, scale, out });
@@ -362,6 +400,15 @@ impl<'a> Writer<'a> {
         }
         let experts = ExpertRange { first, count: experts.count as u32 }; // at most EXPERTS_MAX
         self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
+    }
+
+    /// The expert that all rows share, of width `ffn`.
+    pub fn shared_expert(&mut self, from: ValueId, ffn: usize) -> ValueId {
+        let gate = self.project("shared expert's gate", "ffn_gate_shexp", from, ffn, Presence::Never);
+        let up = self.project("shared expert's up projection", "ffn_up_shexp", from, ffn, Presence::Never);
+        let gated = self.gate(Activation::Silu, gate, up);
+        let hidden = self.program.width(from);
+        self.project("shared expert's down projection", "ffn_down_shexp", gated, hidden, Presence::Never)
     }
 
     /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no

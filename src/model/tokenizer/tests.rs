@@ -202,9 +202,9 @@ fn merges_must_be_of_tokens_into_a_token() {
 
 #[test]
 fn unknown_pre_tokenizers_are_named_with_what_is_supported() {
-    let error = Sample::byte_pair().error_with(|parts| parts.pre = Some("tekken"));
+    let error = Sample::byte_pair().error_with(|parts| parts.pre = Some("chameleon"));
     assert!(
-        error.starts_with("pre-tokenizer \"tekken\" is not supported; supported: default, gpt-2,"),
+        error.starts_with("pre-tokenizer \"chameleon\" is not supported; supported: default, gpt-2,"),
         "{error}"
     );
     assert!(error.contains("smollm"), "{error}");

@@ -1,6 +1,6 @@
-//! Character classes for pre-tokenisers: the first letter of the Unicode general category, and white space.
+//! Character classes for pre-tokenisers: the first letter of the Unicode general category, case, and white space.
 
-use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
+use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
 /// A set of character classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,10 @@ impl Class {
     pub const SYMBOL: Self = Self(16);
     /// `\s`: the property White_Space, for any category.
     pub const SPACE: Self = Self(32);
+    /// `\p{Lu}` and `\p{Lt}`: letters that begin a word.
+    pub const UPPER: Self = Self(64);
+    /// `\p{Ll}`.
+    pub const LOWER: Self = Self(128);
 
     /// The classes of `character`. ASCII by table, others by binary search (about 12 steps).
     pub fn of(character: char) -> Self {
@@ -42,7 +46,8 @@ const fn ascii() -> [u8; 128] {
         let byte = code as u8;
         table[code] = match byte {
             b'0'..=b'9' => Class::NUMBER.0,
-            b'A'..=b'Z' | b'a'..=b'z' => Class::LETTER.0,
+            b'A'..=b'Z' => Class::LETTER.0 | Class::UPPER.0,
+            b'a'..=b'z' => Class::LETTER.0 | Class::LOWER.0,
             b' ' | b'\t'..=b'\r' => Class::SPACE.0,
             b'$' | b'+' | b'<'..=b'>' | b'^' | b'`' | b'|' | b'~' => Class::SYMBOL.0,
             b'!'..=b'~' => Class::PUNCTUATION.0,
@@ -55,7 +60,7 @@ const fn ascii() -> [u8; 128] {
 
 fn classify(character: char) -> u8 {
     let class = match character.general_category_group() {
-        GeneralCategoryGroup::Letter => Class::LETTER.0,
+        GeneralCategoryGroup::Letter => Class::LETTER.0 | case(character),
         GeneralCategoryGroup::Number => Class::NUMBER.0,
         GeneralCategoryGroup::Mark => Class::MARK.0,
         GeneralCategoryGroup::Punctuation => Class::PUNCTUATION.0,
@@ -63,6 +68,15 @@ fn classify(character: char) -> u8 {
         GeneralCategoryGroup::Separator | GeneralCategoryGroup::Other => 0,
     };
     if character.is_whitespace() { class | Class::SPACE.0 } else { class }
+}
+
+/// The case of a letter.
+fn case(letter: char) -> u8 {
+    match letter.general_category() {
+        GeneralCategory::UppercaseLetter | GeneralCategory::TitlecaseLetter => Class::UPPER.0,
+        GeneralCategory::LowercaseLetter => Class::LOWER.0,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -79,7 +93,10 @@ mod tests {
     #[test]
     fn characters_beyond_ascii_have_their_classes() {
         for (character, class) in [
-            ('é', Class::LETTER),
+            ('é', Class::LETTER.or(Class::LOWER)),
+            ('É', Class::LETTER.or(Class::UPPER)),
+            ('ǅ', Class::LETTER.or(Class::UPPER)),
+            ('ª', Class::LETTER),
             ('日', Class::LETTER),
             ('²', Class::NUMBER),
             ('٣', Class::NUMBER),

@@ -7,12 +7,16 @@
 use super::TokenizerError;
 use super::error::excerpt;
 
+mod cased;
 mod scan;
+#[cfg(test)]
+mod words;
 
 pub(super) use scan::Stage;
 use scan::Stage::{
-    Cl100k, DeepSeekLetters, DeepSeekPunctuation, DigitTriples, EachNewline, EachNumber, EastAsian, Gpt2,
-    NumberRuns, PunctuationRuns, SpaceLetters, SpacePunctuation, TrailingSpace,
+    Cased, Cl100k, DeepSeekLetters, DeepSeekPunctuation, DeepSeekWords, DigitTriples, EachNewline,
+    EachNumber, EastAsian, Gpt2, HanKana, NumberRuns, NumberTriples, PunctuationRuns, SpaceLetters,
+    SpacePunctuation, TrailingSpace,
 };
 
 /// How a vocabulary cuts text into words.
@@ -54,8 +58,8 @@ const fn merging(stages: &'static [Stage]) -> PreTokenizer {
     PreTokenizer { stages, whole_words: false, add_bos: false }
 }
 
-/// Names by pre-tokeniser. Only expressions proven by a published list of texts and tokens are here
-/// (`tests/reference/tokenizer.rs`).
+/// Names by pre-tokeniser. Only proven expressions are here: by a published list of texts and tokens
+/// (`tests/reference/tokenizer.rs`), or by another engine's words of 10,000 texts (`words.rs` beside this file).
 pub(super) const TABLE: &[(&[&str], PreTokenizer)] = &[
     (&["default"], merging(&[PunctuationRuns { backtick: false }, Gpt2, NumberRuns, DigitTriples])),
     (
@@ -80,6 +84,16 @@ pub(super) const TABLE: &[(&[&str], PreTokenizer)] = &[
         &["qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2", "kormo"],
         merging(&[Cl100k { digits: 1, marks: false }]),
     ),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], merging(&[Cased { digits: 3, contractions: true }])),
+    (
+        &["tekken"],
+        PreTokenizer {
+            stages: &[Cased { digits: 1, contractions: false }],
+            whole_words: true,
+            add_bos: true,
+        },
+    ),
+    (&["deepseek-v3", "hunyuan-dense"], merging(&[NumberTriples, HanKana, DeepSeekWords])),
     (&["qwen35"], merging(&[Cl100k { digits: 1, marks: true }])),
     (
         &["deepseek-llm"],

@@ -1,6 +1,7 @@
 //! Hand-written scanners for the regular expressions of pre-tokenisers.
 
 use super::super::unicode::Class;
+use super::cased::cased;
 
 /// One regular expression. Its matches become pieces, and so does the text between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +11,14 @@ pub(in super::super) enum Stage {
     /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`;
     /// with `marks`, `\p{M}` counts as a letter in the second and the fourth part.
     Cl100k { digits: usize, marks: bool },
+    /// The expression of `cased`, where numbers have at most `digits` digits; without `contractions`, words have no C.
+    Cased { digits: usize, contractions: bool },
+    /// ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
+    DeepSeekWords,
+    /// `\p{N}{1,3}`
+    NumberTriples,
+    /// `[一-龥぀-ゟ゠-ヿ]+`
+    HanKana,
     /// `\p{N}`
     EachNumber,
     /// `\p{N}+`
@@ -66,6 +75,13 @@ impl Stage {
         match self {
             Self::Gpt2 => gpt2(rest, first),
             Self::Cl100k { digits, marks } => cl100k(rest, first, digits, marks),
+            Self::Cased { digits, contractions } => cased(rest, first, digits, contractions),
+            Self::DeepSeekWords => deepseek_words(rest, first),
+            Self::NumberTriples => {
+                let number = |c: &char| Class::of(*c).any(Class::NUMBER);
+                rest.chars().take(3).take_while(number).map(char::len_utf8).sum()
+            }
+            Self::HanKana => while_in(rest, |c| matches!(c, '一'..='龥' | '\u{3040}'..='\u{30ff}')),
             Self::EachNumber if Class::of(first).any(Class::NUMBER) => first.len_utf8(),
             Self::EachNewline if is_newline(first) => 1,
             Self::EachNumber | Self::EachNewline | Self::TrailingSpace => 0,
@@ -133,7 +149,35 @@ fn cl100k(rest: &str, first: char, digits: usize, marks: bool) -> usize {
     if bytes > 0 {
         return space + bytes + while_in(&rest[space + bytes..], is_newline);
     }
-    // \s*[\r\n]+ takes everything up to the last line end of the white space.
+    space_runs(rest)
+}
+
+fn deepseek_words(rest: &str, first: char) -> usize {
+    let (class, marks) = (Class::of(first), Class::PUNCTUATION.or(Class::SYMBOL));
+    if first.is_ascii_punctuation() {
+        let letters = while_in(&rest[1..], |c| c.is_ascii_alphabetic());
+        if letters > 0 {
+            return 1 + letters;
+        }
+    }
+    let letters = Class::LETTER.or(Class::MARK);
+    let before = if class.any(marks.or(Class::LETTER)) || is_newline(first) { 0 } else { first.len_utf8() };
+    for before in [before, 0] {
+        let bytes = run(&rest[before..], letters);
+        if bytes > 0 {
+            return before + bytes;
+        }
+    }
+    let space = usize::from(first == ' ');
+    let bytes = run(&rest[space..], marks);
+    if bytes > 0 {
+        return space + bytes + while_in(&rest[space + bytes..], is_newline);
+    }
+    space_runs(rest)
+}
+
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`: everything up to the last line end of the white space, if it has one.
+pub(super) fn space_runs(rest: &str) -> usize {
     let white = run(rest, Class::SPACE);
     match rest[..white].rfind(is_newline) {
         Some(last) => last + 1,
@@ -153,7 +197,7 @@ fn spaces(rest: &str) -> usize {
 }
 
 /// `'s|'t|'re|'ve|'m|'ll|'d`
-fn contraction(rest: &str, any_case: bool) -> usize {
+pub(super) fn contraction(rest: &str, any_case: bool) -> usize {
     let [b'\'', tail @ ..] = rest.as_bytes() else { return 0 };
     let lower = |byte: &u8| if any_case { byte.to_ascii_lowercase() } else { *byte };
     match (tail.first().map(lower), tail.get(1).map(lower)) {
@@ -169,11 +213,11 @@ fn run(text: &str, classes: Class) -> usize {
 }
 
 /// Bytes of the characters at the start of `text` that are in none of `classes`.
-fn run_outside(text: &str, classes: Class) -> usize {
+pub(super) fn run_outside(text: &str, classes: Class) -> usize {
     while_in(text, |c| !Class::of(c).any(classes))
 }
 
-fn while_in(text: &str, member: impl Fn(char) -> bool) -> usize {
+pub(super) fn while_in(text: &str, member: impl Fn(char) -> bool) -> usize {
     text.find(|c| !member(c)).unwrap_or(text.len())
 }
 
@@ -188,7 +232,7 @@ fn after_space(rest: &str, first: char, member: impl Fn(char) -> bool) -> usize 
     if member(first) { first.len_utf8() } else { 0 }
 }
 
-fn is_newline(character: char) -> bool {
+pub(super) fn is_newline(character: char) -> bool {
     matches!(character, '\r' | '\n')
 }
 

@@ -6,13 +6,21 @@
 use super::llama::with_vocabulary;
 use super::{Forge, Random, Tensor, Value, ggml, kind};
 
+mod command_r;
+mod ernie4_5;
+mod exaone4;
 mod gemma3;
 mod glm4;
 mod granite;
+mod granitemoe;
+mod hunyuan_dense;
 mod llama;
+mod mistral3;
 mod olmo2;
 mod phi2;
+mod phi3;
 mod qwen2moe;
+mod smollm3;
 mod starcoder2;
 
 const HIDDEN: u64 = 64;
@@ -38,6 +46,14 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         olmo2::decoders(),
         qwen2moe::decoders(),
         granite::decoders(),
+        smollm3::decoders(),
+        phi3::decoders(),
+        command_r::decoders(),
+        exaone4::decoders(),
+        ernie4_5::decoders(),
+        hunyuan_dense::decoders(),
+        mistral3::decoders(),
+        granitemoe::decoders(),
     ]
     .concat()
 }
@@ -100,18 +116,13 @@ fn start(seed: u64, architecture: &str, dims: Dims) -> (Forge, u64) {
 
 /// Sets a key of the file's architecture.
 fn with(forge: Forge, key: &str, value: Value) -> Forge {
-    let name = architecture(&forge);
+    let name = forge.architecture();
     forge.set(&format!("{name}.{key}"), value)
-}
-
-fn architecture(forge: &Forge) -> String {
-    let (_, Value(_, value)) = &forge.entries[0]; // `general.architecture`: 8 bytes of length, then the text
-    String::from_utf8(value.bytes[8..].to_vec()).unwrap()
 }
 
 /// Sets these values of `rope.scaling.*`.
 fn scaled(forge: Forge, values: impl IntoIterator<Item = (&'static str, Value)>) -> Forge {
-    let name = architecture(&forge);
+    let name = forge.architecture();
     let set = |forge: Forge, (key, value)| forge.set(&format!("{name}.rope.scaling.{key}"), value);
     values.into_iter().fold(forge, set)
 }
@@ -177,6 +188,39 @@ impl Weights {
     /// Adds a norm of queries or keys that makes some positions weigh much more than others.
     fn head_norm(&mut self, name: &str, len: u64) {
         self.add(name, &[len], 1.6, 0.5);
+    }
+
+    /// Adds a gate, up and down, with biases if `bias`.
+    fn gated(&mut self, layer: &str, dims: Dims, bias: bool) {
+        self.linear(&format!("{layer}.ffn_gate"), [dims.hidden, dims.ffn], 1.5, bias);
+        self.linear(&format!("{layer}.ffn_up"), [dims.hidden, dims.ffn], 1.5, bias);
+        self.linear(&format!("{layer}.ffn_down"), [dims.ffn, dims.hidden], 1.5, bias);
+    }
+
+    /// Adds a router and `count` experts of width `ffn`.
+    fn experts(&mut self, layer: &str, hidden: u64, ffn: u64, count: u64) {
+        self.matrix(&format!("{layer}.ffn_gate_inp.weight"), &[hidden, count], 1.5);
+        self.matrix(&format!("{layer}.ffn_gate_exps.weight"), &[hidden, ffn, count], 1.5);
+        self.matrix(&format!("{layer}.ffn_up_exps.weight"), &[hidden, ffn, count], 1.5);
+        self.matrix(&format!("{layer}.ffn_down_exps.weight"), &[ffn, hidden, count], 1.5);
+    }
+
+    /// Adds an expert of width `ffn` for all tokens.
+    fn shared_expert(&mut self, layer: &str, hidden: u64, ffn: u64) {
+        self.linear(&format!("{layer}.ffn_gate_shexp"), [hidden, ffn], 1.5, false);
+        self.linear(&format!("{layer}.ffn_up_shexp"), [hidden, ffn], 1.5, false);
+        self.linear(&format!("{layer}.ffn_down_shexp"), [ffn, hidden], 1.5, false);
+    }
+
+    /// Adds the attention's output matrix.
+    fn attention_output(&mut self, layer: &str, dims: Dims) {
+        self.linear(&format!("{layer}.attn_output"), [dims.heads * dims.head_dim, dims.hidden], 1.0, false);
+    }
+
+    /// Adds the token embedding of a decoder whose output matrix, if not `tied`, follows its layers. A tied one gets a
+    /// smaller spread, so that logits differ as much as elsewhere.
+    fn embedding(&mut self, hidden: u64, vocab: u64, tied: bool) {
+        self.add("token_embd.weight", &[hidden, vocab], 0.0, if tied { 0.5 } else { 1.0 });
     }
 
     /// Adds queries, keys and values of the layer whose tensors are called `layer.*`.

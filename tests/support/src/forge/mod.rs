@@ -195,6 +195,12 @@ impl Forge {
         }
     }
 
+    /// The value of `general.architecture`, which must be the first entry.
+    pub fn architecture(&self) -> String {
+        let (_, Value(_, value)) = &self.entries[0];
+        String::from_utf8(value.bytes[8..].to_vec()).unwrap() // 8 bytes of length, then the text
+    }
+
     /// Adds an entry, or replaces the entry of that key.
     pub fn set(mut self, key: &str, value: Value) -> Self {
         match self.entries.iter_mut().find(|(k, _)| k == key.as_bytes()) {

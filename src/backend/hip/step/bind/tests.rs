@@ -65,6 +65,7 @@ impl Writer {
             theta: 1e4,
             scaling: RopeScaling::None,
             magnitude: 1.0,
+            growth: None,
         };
         self.builder.rope(spec, None)
     }

@@ -1,0 +1,30 @@
+//! `ernie4_5`: ERNIE 4.5, dense.
+
+use super::Written;
+use super::sizes::{Sizes, norm};
+use super::writer::{Presence, Writer};
+use super::{experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout};
+
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
+    let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
+    let angles = rope::without_factors(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
+    experts::none(&w.metadata)?;
+
+    let x = w.embedding(sizes.hidden, 1.0);
+    let rope = w.plain_rope(&angles);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let normed = w.norm("attention norm", "attn_norm", rms, x);
+        let qkv = w.qkv(heads, normed, Presence::Optional);
+        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
+        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Never);
+        w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
+    }
+    let logits = w.head(rms, x);
+    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+}
