@@ -6,6 +6,7 @@ mod anthropic;
 #[path = "../common/mod.rs"]
 mod common;
 mod door;
+mod echo;
 mod forms;
 mod hostile;
 mod http;

@@ -243,7 +243,7 @@ fn fields_that_cannot_be_honoured_are_refused_by_name() {
         assert!(error["message"].as_str().unwrap().starts_with(name), "{error}");
     }
     for (name, value) in [
-        ("echo", json!(true)),
+        ("echo", json!(1)),
         ("suffix", json!("end")),
         ("best_of", json!(3)),
         ("prompt", json!(["a", "b"])),

@@ -41,7 +41,8 @@ pub async fn chat_completions(
     request.sampling.top_logprobs = asked.top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
     let request = asked.steering.fill(request);
-    let wanted = Wanted { request, tokens: asked.top.is_some(), stop_text: false, reader: Some(reader) };
+    let wanted =
+        Wanted { request, tokens: asked.top.is_some(), stop_text: false, reader: Some(reader), echo: None };
     let mut running = Running::start(gateway, wanted, since).await?;
     let chunks = Chunks {
         id: format!("chatcmpl-{:032x}", random_request_id()),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hyper::Response;
 use rocmforge_client::random_request_id;
-use rocmforge_client::wire::{GenerateRequest, Prompt, limits};
+use rocmforge_client::wire::{DetokenizeRequest, GenerateRequest, Prompt, limits};
 use serde_json::{Value, json};
 
 use super::{Common, DONE, event, finish_reason, logprobs, usage};
@@ -13,7 +13,7 @@ use crate::Gateway;
 use crate::clock::unix_seconds;
 use crate::events::{self, Events};
 use crate::failure::Failure;
-use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::generation::{Echo, Ended, Piece, Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
 
@@ -34,19 +34,28 @@ pub async fn completions(
 ) -> Result<Response<Body>, Failure> {
     let common = Common::take(&mut params)?;
     let prompt = prompt(&mut params)?;
-    let max_tokens = params.whole("max_tokens", 1..=u32::MAX)?.unwrap_or(MAX_TOKENS);
+    let echoes = params.flag("echo")?.unwrap_or(false);
+    // A prompt alone, with its log-probabilities, is an echo without an answer.
+    let max_tokens = params.whole("max_tokens", u32::from(!echoes)..=u32::MAX)?.unwrap_or(MAX_TOKENS);
     let top = params.whole("logprobs", 0..=TOP_MAX)?;
-    params.only("echo", is_empty)?;
     params.only("suffix", is_empty)?;
     params.only("best_of", |best_of| best_of == 1)?;
     params.finish()?;
     let mut request = GenerateRequest::new(&common.model, prompt);
-    request.max_tokens = max_tokens;
+    let echo = if echoes {
+        Some(Echo { text: text_of(gateway, &request).await?, alone: max_tokens == 0 })
+    } else {
+        None
+    };
+    request.max_tokens = max_tokens.max(1);
     request.sampling = common.sampling;
     request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
-    let request = common.steering.fill(request);
-    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None };
+    let mut request = common.steering.fill(request);
+    if let Some(top) = top.filter(|_| echoes) {
+        request = request.with_scores(u8::try_from(top).unwrap_or(u8::MAX));
+    }
+    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None, echo };
     let mut running = Running::start(gateway, wanted, since).await?;
     let mut chunks = Chunks {
         id: format!("cmpl-{:032x}", random_request_id()),
@@ -64,6 +73,19 @@ pub async fn completions(
     let mut whole = chunks.value(Some(&piece), reason);
     whole["usage"] = usage(&ended);
     Ok(json(&whole))
+}
+
+/// The text of a request's prompt.
+async fn text_of(gateway: &Gateway, request: &GenerateRequest) -> Result<String, Failure> {
+    match &request.prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Ids(ids) => {
+            let (model, ids) = (request.model.clone(), ids.clone());
+            let request = DetokenizeRequest { model, ids, show_special: false, ext: vec![] };
+            Ok(gateway.client.call(&request).await?.text)
+        }
+        Prompt::Chat(_) => Ok(String::new()), // completions have none
+    }
 }
 
 /// One prompt: a text, token ids, or a list of one of these.
