@@ -16,6 +16,7 @@ mod openai;
 #[allow(dead_code)] // this binary uses a part
 mod rig;
 mod sdks;
+mod several;
 mod tools;
 
 use rocmforge_test_support::forge;

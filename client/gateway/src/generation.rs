@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::future::try_join_all;
 use rocmforge_client::asynchronous::Generation;
 use rocmforge_client::calls::{Event, Parser};
 use rocmforge_client::wire::{
@@ -21,7 +22,7 @@ const WHOLE_TOKENS_BYTES_MAX: usize = 8 << 20;
 const TOKEN_BYTES: usize = 64;
 
 /// A request for tokens, and what the API wants to know about them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Wanted {
     /// The daemon's request.
     pub request: GenerateRequest,
@@ -45,7 +46,7 @@ pub struct Echo {
 }
 
 /// Cuts the answer to a chat into text, reasoning and calls.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reader {
     /// The parser for the model's form.
     pub parser: Parser,
@@ -193,6 +194,34 @@ impl Running {
             silent: wanted.echo.as_ref().is_some_and(|echo| echo.alone),
             echo: wanted.echo.map(|echo| echo.text),
         })
+    }
+
+    /// Starts so many answers to one prompt, with seeds one after the other if the request states one. They begin at once: the
+    /// daemon computes the prompt for the first, and the others take its pages.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub async fn start_several(
+        gateway: &Arc<Gateway>,
+        wanted: Wanted,
+        count: u32,
+        since: Instant,
+    ) -> Result<Vec<Self>, ClientError> {
+        let starts = (0..u64::from(count)).map(|number| {
+            let mut wanted = wanted.clone();
+            let sampling = &mut wanted.request.sampling;
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(number));
+            Self::start(gateway, wanted, since)
+        });
+        try_join_all(starts).await
+    }
+
+    /// The whole answers, in their order.
+    ///
+    /// # Errors
+    /// As [`Running::next`].
+    pub async fn whole_of(all: &mut [Self]) -> Result<Vec<(Piece, Ended)>, ClientError> {
+        try_join_all(all.iter_mut().map(Self::whole)).await
     }
 
     /// Tokens of the prompt.
