@@ -151,6 +151,9 @@ pub enum ProtocolError {
         /// The frame's stream.
         stream: u32,
     },
+    /// A reply has texts of tokens, and does not tell where each ends.
+    #[error("a reply does not tell where the texts of its tokens end")]
+    NoTextEnds,
     /// The limits in the daemon's hello are not those of a daemon.
     #[error("its hello has {field} {value}, but {min} to {max} are allowed")]
     HelloLimit {

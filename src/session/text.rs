@@ -1,14 +1,14 @@
 //! Text to token ids and back.
 
 use rocmforge_client::wire::{
-    DetokenizeReply, DetokenizeRequest, ErrorCode, Ext, TokenizeReply, TokenizeRequest, limits,
+    self as wire, DetokenizeReply, DetokenizeRequest, ErrorCode, Ext, TokenizeReply, TokenizeRequest, limits,
 };
 
 use super::call::{Call, panicked};
 use super::error::{Failure, failure, shortage};
 use crate::aside::thread_time;
 use crate::model::store::Lease;
-use crate::model::tokenizer::EncodeOptions;
+use crate::model::tokenizer::{EncodeOptions, Tokenizer};
 
 pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<TokenizeReply, Failure> {
     call.service().refuse_while_draining()?;
@@ -31,7 +31,15 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
 
 pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result<DetokenizeReply, Failure> {
     call.service().refuse_while_draining()?;
+    let each = request.is_each();
     let DetokenizeRequest { model, ids, show_special, .. } = request;
+    if each && ids.len() > wire::EACH_TOKENS_MAX {
+        let (count, max) = (ids.len(), wire::EACH_TOKENS_MAX);
+        let text = format!(
+            "the texts of {count} tokens are wanted each for itself, at most {max} can be: ask in parts"
+        );
+        return Err(failure(ErrorCode::LimitExceeded, &text));
+    }
     // Writing a token takes about as long as reading four bytes.
     let bytes = ids.len().saturating_mul(4);
     let work = move |_: &Call, lease: Lease| {
@@ -48,12 +56,26 @@ pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result
             );
             return Err(failure(ErrorCode::LimitExceeded, &text));
         }
+        if each {
+            return Ok(each_text(tokenizer, &ids, show_special));
+        }
         let text = tokenizer.decode(&ids, show_special);
         let text =
             text.ok_or_else(|| failure(ErrorCode::TokenOutOfRange, "a token id is outside the vocabulary"))?;
         Ok(DetokenizeReply { text, ext: Ext::new() })
     };
     call.text_work(bytes, move |call| Ok(call.acquire(&model)?.0), work).await
+}
+
+/// The texts of tokens, each for itself, and where they end.
+fn each_text(tokenizer: &Tokenizer, ids: &[u32], show_special: bool) -> DetokenizeReply {
+    let (mut text, mut ends) = (String::new(), Vec::with_capacity(4 * ids.len()));
+    for id in ids {
+        let bytes = tokenizer.token_bytes(*id, show_special).unwrap_or_default();
+        text.push_str(&String::from_utf8_lossy(bytes));
+        ends.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes()); // fits: the reply's limit is below
+    }
+    DetokenizeReply { text, ext: vec![(wire::EXT_TEXT_ENDS, ends)] }
 }
 
 /// Refuses ids outside the vocabulary; the message names the first one.

@@ -6,6 +6,7 @@ mod anthropic;
 #[path = "../common/mod.rs"]
 mod common;
 mod door;
+mod echo;
 mod forms;
 mod hostile;
 mod http;
@@ -15,6 +16,7 @@ mod openai;
 #[allow(dead_code)] // this binary uses a part
 mod rig;
 mod sdks;
+mod several;
 mod tools;
 
 use rocmforge_test_support::forge;

@@ -1,6 +1,8 @@
 //! Log-probabilities of a prompt's tokens, through the socket.
 
-use rocmforge_client::wire::{ErrorCode, GenerateRequest, Prompt, SamplingOptions, TokenLogprob};
+use rocmforge_client::wire::{
+    DetokenizeRequest, EACH_TOKENS_MAX, ErrorCode, GenerateRequest, Prompt, SamplingOptions, TokenLogprob,
+};
 use rocmforge_client::{Client, Connection};
 
 use crate::rig::{Rig, TINY, answer, code, collect};
@@ -125,4 +127,23 @@ fn scores_are_not_for_sessions_and_their_number_is_bounded() {
         refused(&request(Prompt::Text(TEXT.into())).with_scores(21)),
         ErrorCode::InvalidArgument as u16
     );
+}
+
+#[test]
+fn tokens_have_their_texts_each_for_itself() {
+    let rig = Rig::start();
+    let client = rig.client();
+    let (ids, _, _) = scored(&client, &request(Prompt::Text("Lily saw a dog, ß".into())).with_scores(0));
+    let each = |ids: Vec<u32>| client.detokenize(&DetokenizeRequest::each(TINY, ids));
+    let reply = each(ids.clone()).unwrap();
+    let texts = reply.each().unwrap();
+    assert_eq!(texts.len(), ids.len());
+    assert_eq!((texts[0], &texts[1..3]), ("<s>", &[" Lily", " saw"][..]), "{texts:?}");
+    for (id, text) in ids.iter().zip(&texts) {
+        assert_eq!(each(vec![*id]).unwrap().text, *text);
+    }
+    assert_eq!(each(vec![]).unwrap().each(), Some(vec![]));
+    assert_eq!(each(vec![5; EACH_TOKENS_MAX]).unwrap().each().unwrap().len(), EACH_TOKENS_MAX);
+    let error = each(vec![5; EACH_TOKENS_MAX + 1]).unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::LimitExceeded as u16));
 }

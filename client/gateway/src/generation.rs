@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::future::try_join_all;
 use rocmforge_client::asynchronous::Generation;
 use rocmforge_client::calls::{Event, Parser};
 use rocmforge_client::wire::{
@@ -21,7 +22,7 @@ const WHOLE_TOKENS_BYTES_MAX: usize = 8 << 20;
 const TOKEN_BYTES: usize = 64;
 
 /// A request for tokens, and what the API wants to know about them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Wanted {
     /// The daemon's request.
     pub request: GenerateRequest,
@@ -31,10 +32,21 @@ pub struct Wanted {
     pub stop_text: bool,
     /// The reader that cuts a chat's text into parts.
     pub reader: Option<Reader>,
+    /// The prompt comes before the answer.
+    pub echo: Option<Echo>,
+}
+
+/// A prompt that is told before its answer, with log-probabilities of its tokens if those of the answer are wanted.
+#[derive(Clone, Debug)]
+pub struct Echo {
+    /// The prompt's text.
+    pub text: String,
+    /// No answer is wanted. The daemon makes one of one token, which is left out.
+    pub alone: bool,
 }
 
 /// Cuts the answer to a chat into text, reasoning and calls.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reader {
     /// The parser for the model's form.
     pub parser: Parser,
@@ -60,8 +72,10 @@ pub struct Piece {
 pub struct Token {
     /// Its text.
     pub text: TokenText,
-    /// Its log-probability.
-    pub logprob: f32,
+    /// Its log-probability; none for the first one of a prompt.
+    pub logprob: Option<f32>,
+    /// Characters of the text that are its own. Some tokens of a prompt are not in its text.
+    pub characters: usize,
     /// The most likely tokens at its place, most likely first.
     pub top: Vec<(TokenText, f32)>,
 }
@@ -128,6 +142,10 @@ pub struct Running {
     reader: Option<Reader>,
     called: bool,
     ended: bool,
+    /// The prompt's text, until it was told.
+    echo: Option<String>,
+    /// Nothing of the answer is told.
+    silent: bool,
 }
 
 impl Running {
@@ -173,7 +191,37 @@ impl Running {
             reader: wanted.reader,
             called: false,
             ended: false,
+            silent: wanted.echo.as_ref().is_some_and(|echo| echo.alone),
+            echo: wanted.echo.map(|echo| echo.text),
         })
+    }
+
+    /// Starts so many answers to one prompt, with seeds one after the other if the request states one. They begin at once: the
+    /// daemon computes the prompt for the first, and the others take its pages.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub async fn start_several(
+        gateway: &Arc<Gateway>,
+        wanted: Wanted,
+        count: u32,
+        since: Instant,
+    ) -> Result<Vec<Self>, ClientError> {
+        let starts = (0..u64::from(count)).map(|number| {
+            let mut wanted = wanted.clone();
+            let sampling = &mut wanted.request.sampling;
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(number));
+            Self::start(gateway, wanted, since)
+        });
+        try_join_all(starts).await
+    }
+
+    /// The whole answers, in their order.
+    ///
+    /// # Errors
+    /// As [`Running::next`].
+    pub async fn whole_of(all: &mut [Self]) -> Result<Vec<(Piece, Ended)>, ClientError> {
+        try_join_all(all.iter_mut().map(Self::whole)).await
     }
 
     /// Tokens of the prompt.
@@ -191,6 +239,9 @@ impl Running {
     /// # Errors
     /// Errors of the daemon and of the connection to it.
     pub async fn next(&mut self) -> Result<Option<Piece>, ClientError> {
+        if let Some(text) = self.echo.take() {
+            return Ok(Some(self.prompt(text).await?));
+        }
         loop {
             let item = match self.first.take() {
                 Some(item) => Some(item),
@@ -210,12 +261,60 @@ impl Running {
             if !piece.text.is_empty() {
                 self.begins_with_space.get_or_insert(piece.text.starts_with(' '));
             }
+            if self.silent {
+                continue;
+            }
             // An item may hold only a part of a character, or the beginning of a stop text or of a mark.
             let told = if self.reader.is_some() { !piece.parts.is_empty() } else { !piece.text.is_empty() };
             if told || !piece.tokens.is_empty() {
                 return Ok(Some(piece));
             }
         }
+    }
+
+    /// The prompt as a piece. Reads its items, up to the first one of the answer.
+    async fn prompt(&mut self, text: String) -> Result<Piece, ClientError> {
+        let (mut ids, mut scores, mut bytes) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let item = match self.first.take() {
+                Some(item) => item,
+                None => match self.items.next_item().await? {
+                    Some(item) => item,
+                    None => break,
+                },
+            };
+            if ids.is_empty() {
+                ids.clone_from(&item.prompt_ids);
+            }
+            if !item.ids.is_empty() {
+                self.first = Some(item);
+                break;
+            }
+            bytes += item.logprobs.iter().map(|at| TOKEN_BYTES * (1 + at.top.len())).sum::<usize>();
+            if bytes > WHOLE_TOKENS_BYTES_MAX {
+                return Err(
+                    rocmforge_client::ProtocolError::AnswerTooLong { max: WHOLE_TOKENS_BYTES_MAX }.into()
+                );
+            }
+            scores.extend(item.logprobs);
+        }
+        let Some(texts) = &mut self.texts else { return Ok(Piece { text, ..Piece::default() }) };
+        let likely = scores.iter().flat_map(|at| at.top.iter().map(|top| top.id));
+        texts.learn(&self.gateway.client, &self.model, ids.iter().copied().chain(likely).collect()).await?;
+        let mut rest = text.as_str();
+        let scores = std::iter::once(None).chain(scores.into_iter().map(Some));
+        let tokens = ids.iter().zip(scores).map(|(id, at)| {
+            let token = texts.of(*id);
+            // Tokenizers add tokens, and a space before the first word, which the prompt does not have.
+            let mine = [token.text.as_str(), token.text.trim_start()]
+                .into_iter()
+                .find_map(|text| rest.strip_prefix(text));
+            let characters = mine.map_or(0, |after| rest.chars().count() - after.chars().count());
+            rest = mine.unwrap_or(rest);
+            let top = at.iter().flat_map(|at| &at.top).map(|top| (texts.of(top.id), top.logprob)).collect();
+            Token { text: token, logprob: at.as_ref().map(|at| at.logprob), characters, top }
+        });
+        Ok(Piece { tokens: tokens.collect(), text, parts: Vec::new() })
     }
 
     async fn piece(&mut self, item: GenerateItem) -> Result<Piece, ClientError> {
@@ -229,8 +328,9 @@ impl Running {
         ids.extend(item.logprobs.iter().flat_map(|logprob| logprob.top.iter().map(|top| top.id)));
         texts.learn(&self.gateway.client, &self.model, ids).await?;
         let tokens = item.ids.iter().zip(&item.logprobs).map(|(id, at)| Token {
+            characters: texts.of(*id).text.chars().count(),
             text: texts.of(*id),
-            logprob: at.logprob,
+            logprob: Some(at.logprob),
             top: at.top.iter().map(|top| (texts.of(top.id), top.logprob)).collect(),
         });
         Ok(Piece { tokens: tokens.collect(), text: item.text, parts: Vec::new() })
@@ -267,7 +367,10 @@ impl Running {
             StopReason::StopText => self.stop_text().await?,
             _ => None,
         };
-        let (reason, usage, reused_tokens) = (end.stop_reason, end.usage, end.reused_tokens());
+        let (reason, mut usage, reused_tokens) = (end.stop_reason, end.usage, end.reused_tokens());
+        if self.silent {
+            usage.generated_tokens = 0;
+        }
         Ok(Ended { reason, called: self.called, stop_text, usage, reused_tokens, end })
     }
 

@@ -1,11 +1,11 @@
-//! Texts of single tokens, asked of the daemon once for each token of an answer.
+//! Texts of single tokens, asked of the daemon once for all tokens of an item.
 
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use rocmforge_client::ClientError;
 use rocmforge_client::asynchronous::Client;
-use rocmforge_client::wire::DetokenizeRequest;
+use rocmforge_client::wire::{DetokenizeRequest, EACH_TOKENS_MAX};
+use rocmforge_client::{ClientError, ProtocolError};
 
 /// A token's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,8 +30,10 @@ impl TokenTexts {
         unknown.retain(|id| !self.0.contains_key(id));
         unknown.sort_unstable();
         unknown.dedup();
-        let asked: Vec<_> = unknown.into_iter().map(|id| ask(client, model, id)).collect();
-        self.0.extend(try_join_all(asked).await?);
+        let asked = unknown.chunks(EACH_TOKENS_MAX).map(|ids| ask(client, model, ids));
+        for texts in try_join_all(asked).await? {
+            self.0.extend(texts);
+        }
         Ok(())
     }
 
@@ -41,21 +43,15 @@ impl TokenTexts {
     }
 }
 
-/// Asks for one token twice, because some tokenizers leave out the first space of a text.
-async fn ask(client: &Client, model: &str, id: u32) -> Result<(u32, TokenText), ClientError> {
-    let request =
-        DetokenizeRequest { model: model.to_owned(), ids: vec![id, id], show_special: true, ext: vec![] };
-    Ok((id, of_twice(&client.call(&request).await?.text)))
+/// Asks for the texts of so many tokens at once.
+async fn ask(client: &Client, model: &str, ids: &[u32]) -> Result<Vec<(u32, TokenText)>, ClientError> {
+    let reply = client.call(&DetokenizeRequest::each(model, ids.to_vec())).await?;
+    let texts = reply.each().filter(|texts| texts.len() == ids.len());
+    let texts = texts.ok_or(ProtocolError::NoTextEnds)?;
+    Ok(ids.iter().copied().zip(texts.into_iter().map(of_text)).collect())
 }
 
-/// A token's text from the text of the token twice, whose first space may be missing.
-fn of_twice(twice: &str) -> TokenText {
-    let half = twice.len() / 2;
-    let text = match (twice.get(..half), twice.get(half..)) {
-        (Some(first), Some(second)) if first == second => first,
-        (Some(first), Some(second)) if second.strip_prefix(' ') == Some(first) => second,
-        _ => twice,
-    };
+fn of_text(text: &str) -> TokenText {
     let bytes = (!text.contains(char::REPLACEMENT_CHARACTER)).then(|| text.as_bytes().to_vec());
     TokenText { text: text.to_owned(), bytes }
 }
@@ -65,12 +61,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_space_before_a_word_is_part_of_its_token() {
-        for (twice, text) in
-            [("wordword", "word"), ("word word", " word"), (" ", " "), ("  ", " "), ("\n\n", "\n"), ("", "")]
-        {
-            assert_eq!(of_twice(twice).text, text, "{twice:?}");
-        }
-        assert_eq!(of_twice("\u{fffd}\u{fffd}"), TokenText { text: "\u{fffd}".into(), bytes: None });
+    fn a_part_of_a_character_has_no_bytes() {
+        assert_eq!(of_text(" word").bytes.as_deref(), Some(&b" word"[..]));
+        assert_eq!(of_text("\u{fffd}"), TokenText { text: "\u{fffd}".into(), bytes: None });
     }
 }

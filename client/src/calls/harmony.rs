@@ -16,7 +16,7 @@ const CONSTRAIN: &str = "<|constrain|>";
 const FUNCTIONS: &str = "to=functions.";
 
 /// Reads one answer, which begins with a message's header or inside a message.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Harmony {
     buffer: String,
     state: State,

@@ -20,7 +20,7 @@ const HEAD_BYTES_MAX: usize = 512;
 
 /// Reads one answer. However the text is cut into pieces, the events are the same but for cuts between texts. Text that looks like
 /// a call and turns out to be none is text. White space beside calls and reasoning is left out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Parser {
     form: Form,
     tools: Vec<Tool>,

@@ -70,7 +70,7 @@ impl Asked {
         let Self { model, chat, max_tokens, sampling, stop, stop_text, .. } = self;
         let (mut request, reader) = chat.request(gateway, &model).await?;
         (request.max_tokens, request.sampling, request.stop) = (max_tokens, sampling, stop);
-        Ok(Wanted { request, tokens: false, stop_text, reader: Some(reader) })
+        Ok(Wanted { request, tokens: false, stop_text, reader: Some(reader), echo: None })
     }
 }
 

@@ -171,7 +171,7 @@ impl Common {
     ) -> Result<Response<Body>, Failure> {
         self.check_context(gateway).await?;
         let request = self.options.fill(request, self.form);
-        let wanted = Wanted { request, tokens: false, stop_text: false, reader };
+        let wanted = Wanted { request, tokens: false, stop_text: false, reader, echo: None };
         let mut running = Running::start(gateway, wanted, since).await?;
         let lines = Lines { model: self.model, kind };
         if self.stream {

@@ -41,21 +41,25 @@ pub async fn chat_completions(
     request.sampling.top_logprobs = asked.top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
     let request = asked.steering.fill(request);
-    let wanted = Wanted { request, tokens: asked.top.is_some(), stop_text: false, reader: Some(reader) };
-    let mut running = Running::start(gateway, wanted, since).await?;
-    let chunks = Chunks {
-        id: format!("chatcmpl-{:032x}", random_request_id()),
-        created: unix_seconds(),
-        model: common.model,
+    let wanted =
+        Wanted { request, tokens: asked.top.is_some(), stop_text: false, reader: Some(reader), echo: None };
+    let mut running = Running::start_several(gateway, wanted, common.count, since).await?;
+    let (id, created) = (format!("chatcmpl-{:032x}", random_request_id()), unix_seconds());
+    let chunks = |index: usize| Chunks {
+        index,
+        id: id.clone(),
+        created,
+        model: common.model.clone(),
         top: asked.top.map(|top| top as usize),
         include_usage: common.include_usage,
         calls: 0,
     };
     if common.stream {
-        return Ok(events::response(running, chunks));
+        let answers = running.into_iter().enumerate().map(|(index, running)| (running, chunks(index)));
+        return Ok(events::responses(answers.collect()));
     }
-    let (piece, ended) = running.whole().await?;
-    Ok(json(&chunks.whole(&piece, &ended)))
+    let answers = Running::whole_of(&mut running).await?;
+    Ok(json(&chunks(0).whole(&answers)))
 }
 
 /// A request, read.

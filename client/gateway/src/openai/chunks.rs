@@ -11,6 +11,8 @@ use crate::generation::{Ended, Piece};
 
 /// The events of an answer, and its whole form.
 pub struct Chunks {
+    /// The answer's number.
+    pub index: usize,
     pub id: String,
     pub created: u64,
     pub model: String,
@@ -33,8 +35,21 @@ fn id_of(call: &Call) -> String {
 }
 
 impl Chunks {
-    /// The answer in one piece.
-    pub fn whole(&self, piece: &Piece, ended: &Ended) -> Value {
+    /// The answers whole.
+    pub fn whole(&self, answers: &[(Piece, Ended)]) -> Value {
+        let choices = answers.iter().enumerate();
+        let choices = choices.map(|(index, (piece, ended))| self.choice(index, piece, ended));
+        json!({
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices.collect::<Vec<_>>(),
+            "usage": usage(answers.iter().map(|(_, ended)| ended)),
+        })
+    }
+
+    fn choice(&self, index: usize, piece: &Piece, ended: &Ended) -> Value {
         let (text, reasoning) = piece.texts();
         let calls = piece.parts.iter().filter_map(|part| match part {
             Event::Call(call) => Some(json!({
@@ -56,17 +71,10 @@ impl Chunks {
             message["tool_calls"] = json!(calls);
         }
         json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [{
-                "index": 0,
-                "message": message,
-                "logprobs": self.top.map(|top| logprobs::of_chat(&piece.tokens, top)),
-                "finish_reason": reason_of(ended),
-            }],
-            "usage": usage(ended),
+            "index": index,
+            "message": message,
+            "logprobs": self.top.map(|top| logprobs::of_chat(&piece.tokens, top)),
+            "finish_reason": reason_of(ended),
         })
     }
 
@@ -85,8 +93,7 @@ impl Chunks {
     }
 
     fn delta(&self, delta: Value, logprobs: Option<Value>, finish_reason: Option<&str>) -> String {
-        let choice =
-            json!({"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason});
+        let choice = json!({"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason});
         self.chunk(json!([choice]), None)
     }
 
@@ -126,10 +133,14 @@ impl Events for Chunks {
     }
 
     fn end(&mut self, ended: &Ended) -> String {
-        let mut events = self.delta(json!({}), None, Some(reason_of(ended)));
-        if self.include_usage {
-            events += &self.chunk(json!([]), Some(usage(ended)));
-        }
+        self.delta(json!({}), None, Some(reason_of(ended)))
+    }
+
+    fn after_all(&mut self, all: &[Ended]) -> String {
+        let events = match self.include_usage {
+            true => self.chunk(json!([]), Some(usage(all))),
+            false => String::new(),
+        };
         events + DONE
     }
 

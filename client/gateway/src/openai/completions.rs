@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hyper::Response;
 use rocmforge_client::random_request_id;
-use rocmforge_client::wire::{GenerateRequest, Prompt, limits};
+use rocmforge_client::wire::{DetokenizeRequest, GenerateRequest, Prompt, limits};
 use serde_json::{Value, json};
 
 use super::{Common, DONE, event, finish_reason, logprobs, usage};
@@ -13,7 +13,7 @@ use crate::Gateway;
 use crate::clock::unix_seconds;
 use crate::events::{self, Events};
 use crate::failure::Failure;
-use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::generation::{Echo, Ended, Piece, Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
 
@@ -34,36 +34,65 @@ pub async fn completions(
 ) -> Result<Response<Body>, Failure> {
     let common = Common::take(&mut params)?;
     let prompt = prompt(&mut params)?;
-    let max_tokens = params.whole("max_tokens", 1..=u32::MAX)?.unwrap_or(MAX_TOKENS);
+    let echoes = params.flag("echo")?.unwrap_or(false);
+    // A prompt alone, with its log-probabilities, is an echo without an answer.
+    let max_tokens = params.whole("max_tokens", u32::from(!echoes)..=u32::MAX)?.unwrap_or(MAX_TOKENS);
     let top = params.whole("logprobs", 0..=TOP_MAX)?;
-    params.only("echo", is_empty)?;
     params.only("suffix", is_empty)?;
-    params.only("best_of", |best_of| best_of == 1)?;
+    // The best of as many as are wanted are all of them.
+    params.only("best_of", |best_of| best_of == common.count)?;
     params.finish()?;
     let mut request = GenerateRequest::new(&common.model, prompt);
-    request.max_tokens = max_tokens;
+    let echo = if echoes {
+        Some(Echo { text: text_of(gateway, &request).await?, alone: max_tokens == 0 })
+    } else {
+        None
+    };
+    request.max_tokens = max_tokens.max(1);
     request.sampling = common.sampling;
     request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
     request.stop = common.stop;
-    let request = common.steering.fill(request);
-    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None };
-    let mut running = Running::start(gateway, wanted, since).await?;
-    let mut chunks = Chunks {
-        id: format!("cmpl-{:032x}", random_request_id()),
-        created: unix_seconds(),
-        model: common.model,
+    let mut request = common.steering.fill(request);
+    if let Some(top) = top.filter(|_| echoes) {
+        request = request.with_scores(u8::try_from(top).unwrap_or(u8::MAX));
+    }
+    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false, reader: None, echo };
+    let mut running = Running::start_several(gateway, wanted, common.count, since).await?;
+    let (id, created) = (format!("cmpl-{:032x}", random_request_id()), unix_seconds());
+    let chunks = |index: usize| Chunks {
+        index,
+        id: id.clone(),
+        created,
+        model: common.model.clone(),
         top: top.map(|top| top as usize),
         include_usage: common.include_usage,
         offset: 0,
     };
     if common.stream {
-        return Ok(events::response(running, chunks));
+        let answers = running.into_iter().enumerate().map(|(index, running)| (running, chunks(index)));
+        return Ok(events::responses(answers.collect()));
     }
-    let (piece, ended) = running.whole().await?;
-    let reason = Some(finish_reason(ended.reason));
-    let mut whole = chunks.value(Some(&piece), reason);
-    whole["usage"] = usage(&ended);
+    let answers = Running::whole_of(&mut running).await?;
+    let choice = |(index, (piece, ended)): (usize, &(Piece, Ended))| {
+        chunks(index).choice(Some(piece), Some(finish_reason(ended.reason)))
+    };
+    let choices = answers.iter().enumerate().map(choice).collect();
+    let mut whole = chunks(0).object(choices);
+    whole["usage"] = usage(answers.iter().map(|(_, ended)| ended));
     Ok(json(&whole))
+}
+
+/// The text of a request's prompt.
+async fn text_of(gateway: &Gateway, request: &GenerateRequest) -> Result<String, Failure> {
+    match &request.prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Ids(ids) => {
+            let (model, ids) = (request.model.clone(), ids.clone());
+            let request = DetokenizeRequest { model, ids, show_special: false, ext: vec![] };
+            Ok(gateway.client.call(&request).await?.text)
+        }
+        Prompt::Chat(_) => Ok(String::new()), // completions have none
+    }
 }
 
 /// One prompt: a text, token ids, or a list of one of these.
@@ -97,6 +126,8 @@ fn ids(list: Vec<Value>) -> Result<Prompt, Failure> {
 
 /// The events of an answer, and its whole form.
 struct Chunks {
+    /// The answer's number.
+    index: usize,
     id: String,
     created: u64,
     model: String,
@@ -107,21 +138,25 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn value(&mut self, piece: Option<&Piece>, finish_reason: Option<&str>) -> Value {
+    fn choice(&mut self, piece: Option<&Piece>, finish_reason: Option<&str>) -> Value {
         let logprobs = piece.and_then(|piece| {
             self.top.map(|top| logprobs::of_completion(&piece.tokens, top, &mut self.offset))
         });
+        json!({
+            "index": self.index,
+            "text": piece.map_or("", |piece| &piece.text),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        })
+    }
+
+    fn object(&self, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [{
-                "index": 0,
-                "text": piece.map_or("", |piece| &piece.text),
-                "logprobs": logprobs,
-                "finish_reason": finish_reason,
-            }],
+            "choices": choices,
         })
     }
 
@@ -141,16 +176,20 @@ impl Events for Chunks {
     }
 
     fn piece(&mut self, piece: &Piece) -> String {
-        let chunk = self.value(Some(piece), None);
-        self.chunk(chunk)
+        let choice = self.choice(Some(piece), None);
+        self.chunk(self.object(vec![choice]))
     }
 
     fn end(&mut self, ended: &Ended) -> String {
-        let mut last = self.value(None, Some(finish_reason(ended.reason)));
-        let mut events = self.chunk(last.clone());
+        let choice = self.choice(None, Some(finish_reason(ended.reason)));
+        self.chunk(self.object(vec![choice]))
+    }
+
+    fn after_all(&mut self, all: &[Ended]) -> String {
+        let mut events = String::new();
         if self.include_usage {
-            last["choices"] = json!([]);
-            last["usage"] = usage(ended);
+            let mut last = self.object(Vec::new());
+            last["usage"] = usage(all);
             events += &event(&last);
         }
         events + DONE

@@ -16,7 +16,7 @@ fn finite(logprob: f32) -> f32 {
 pub fn of_chat(tokens: &[Token], top: usize) -> Value {
     let one = |text: &TokenText, logprob: f32| json!({"token": text.text, "logprob": finite(logprob), "bytes": text.bytes});
     let content = tokens.iter().map(|token| {
-        let mut value = one(&token.text, token.logprob);
+        let mut value = one(&token.text, token.logprob.unwrap_or(0.0)); // a chat tells no tokens of its prompt
         value["top_logprobs"] =
             token.top.iter().take(top).map(|(text, logprob)| one(text, *logprob)).collect();
         value
@@ -31,15 +31,15 @@ pub fn of_completion(tokens: &[Token], top: usize, offset: &mut usize) -> Value 
     let mut tops = Vec::with_capacity(tokens.len());
     for token in tokens {
         offsets.push(*offset);
-        *offset += token.text.text.chars().count();
+        *offset += token.characters;
         let likely = token.top.iter().take(top);
         let likely: Map<String, Value> =
             likely.map(|(text, logprob)| (text.text.clone(), finite(*logprob).into())).collect();
-        tops.push(Value::Object(likely));
+        tops.push(if token.logprob.is_some() { Value::Object(likely) } else { Value::Null });
     }
     json!({
         "tokens": tokens.iter().map(|token| &token.text.text).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|token| token.logprob.map(finite)).collect::<Vec<_>>(),
         "top_logprobs": if top > 0 { Value::Array(tops) } else { Value::Null },
         "text_offset": offsets,
     })

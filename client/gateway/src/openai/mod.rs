@@ -21,6 +21,9 @@ use crate::steering::{Steering, grammar, openai_penalties, samplers};
 /// Temperature of a request without one, as the API has it.
 const TEMPERATURE: f32 = 1.0;
 
+/// Most answers to one request: each is held whole, unless it is streamed, and takes one of the user's requests.
+const COUNT_MAX: u32 = 8;
+
 /// The last event of a stream.
 const DONE: &str = "data: [DONE]\n\n";
 
@@ -42,6 +45,8 @@ struct Common {
     include_usage: bool,
     sampling: SamplingOptions,
     stop: Vec<String>,
+    /// Answers that are wanted.
+    count: u32,
     /// With the form of the answer only if that is a grammar.
     steering: Steering,
 }
@@ -61,12 +66,12 @@ impl Common {
             top_logprobs: 0,
         };
         let stop = params.stops("stop")?;
-        params.only("n", |n| n == 1)?;
+        let count = params.whole("n", 1..=COUNT_MAX)?.unwrap_or(1);
         let (penalties, samplers) = (openai_penalties(params)?, samplers(params)?);
         let steering = Steering { form: grammar(params)?, penalties, samplers };
         params.only("service_tier", |tier| tier == "auto" || tier == "default")?;
         params.drop_harmless(&HARMLESS);
-        Ok(Self { model, stream, include_usage, sampling, stop, steering })
+        Ok(Self { model, stream, include_usage, sampling, stop, count, steering })
     }
 }
 
@@ -88,13 +93,20 @@ fn finish_reason(reason: StopReason) -> &'static str {
     }
 }
 
-fn usage(ended: &Ended) -> Value {
-    let (prompt, completion) = (ended.usage.prompt_tokens, ended.usage.generated_tokens);
+/// The usage of a request: its prompt counts once, and the tokens of all its answers.
+fn usage<'a>(answers: impl IntoIterator<Item = &'a Ended>) -> Value {
+    let (mut prompt, mut completion, mut reused) = (0, 0, None);
+    for ended in answers {
+        prompt = ended.usage.prompt_tokens;
+        completion += u64::from(ended.usage.generated_tokens);
+        // The answers take each other's pages too, but only what was there before the request saved work of it.
+        reused = Some(reused.map_or(ended.reused_tokens, |least: u64| least.min(ended.reused_tokens)));
+    }
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": u64::from(prompt) + u64::from(completion),
-        "prompt_tokens_details": {"cached_tokens": ended.reused_tokens},
+        "total_tokens": u64::from(prompt) + completion,
+        "prompt_tokens_details": {"cached_tokens": reused.unwrap_or(0)},
     })
 }
 

@@ -317,6 +317,44 @@ pub struct TokenizeReply {
     pub ext: Ext,
 }
 
+/// Key of [`DetokenizeRequest`]'s `ext`: each token's text is wanted for itself. Its bytes mean nothing.
+pub const EXT_DETOKENIZE_EACH: u16 = 1;
+
+/// Key of [`DetokenizeReply`]'s `ext`: the end of each token's text in bytes, a u32 each.
+pub const EXT_TEXT_ENDS: u16 = 1;
+
+/// Most tokens whose texts are wanted for themselves: their ends fit an extension.
+pub const EACH_TOKENS_MAX: usize = limits::EXT_BYTES_MAX / 4;
+
+impl DetokenizeRequest {
+    /// The texts of at most [`EACH_TOKENS_MAX`] tokens, each for itself: a part of a character shows as U+FFFD.
+    pub fn each(model: &str, ids: Vec<u32>) -> Self {
+        let ext = vec![(EXT_DETOKENIZE_EACH, Vec::new())];
+        Self { model: model.to_owned(), ids, show_special: true, ext }
+    }
+
+    /// Whether each token's text is wanted for itself.
+    pub fn is_each(&self) -> bool {
+        self.ext.iter().any(|(key, _)| *key == EXT_DETOKENIZE_EACH)
+    }
+}
+
+impl DetokenizeReply {
+    /// The texts of the tokens; `None` from a daemon that does not tell where they end.
+    pub fn each(&self) -> Option<Vec<&str>> {
+        let (_, ends) = self.ext.iter().find(|(key, _)| *key == EXT_TEXT_ENDS)?;
+        let (ends, []) = ends.as_chunks::<4>() else { return None };
+        let mut begin = 0;
+        let text = |end: &[u8; 4]| {
+            let end = u32::from_le_bytes(*end) as usize;
+            let text = self.text.get(begin..end)?;
+            begin = end;
+            Some(text)
+        };
+        ends.iter().map(text).collect()
+    }
+}
+
 /// Asks for the text of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetokenizeRequest {
