@@ -31,9 +31,9 @@ template <class T> struct HeadPages {
           plane_bytes((u64)n_kv_heads * KV_PAGE_TOKENS * dim * sizeof(T)), head_dim(dim) {}
 
     // The key of the first token of the sequence's page `index`; the other keys follow, `head_dim` values each.
-    DEV T* keys(u32 index) const { return (T*)(page_base[table[index]] + head_offset); }
+    DEV T* keys(u32 index) const { return global_address<T>(page_base[table[index]] + head_offset); }
     // The values that belong to these keys.
-    DEV T* values_of(T* keys) const { return (T*)((u64)keys + plane_bytes); }
+    DEV T* values_of(T* keys) const { return (T*)((u8*)keys + plane_bytes); }
     DEV T* key(u32 position) const {
         return keys(position / KV_PAGE_TOKENS) + (u64)(position % KV_PAGE_TOKENS) * head_dim;
     }

@@ -4,6 +4,7 @@
 // Lane l of a team takes units l, l + 32, l + 64, ... of a row and sums in that order; a fixed tree joins the 32 sums. Neither
 // M nor R nor the number of blocks changes the order: a row's result has the same bits however it is batched.
 #pragma once
+#include "../prelude/order.h"
 #include "tiles.h"
 
 constexpr u32 TEAM = 32;
@@ -64,6 +65,13 @@ template <class T, u32 R, u32 U> struct Step {
     }
 };
 
+// Whether the compiler must be told that a step's loads come before the other step's arithmetic. For 8 rows of Q6_K it keeps
+// them there by itself, and a lane of gfx10 would need one register more than it has.
+template <class T, u32 M, class Tile> constexpr bool ORDERS_LOADS = Tile::LOADS_FIRST;
+#if defined(__GFX10__)
+template <class Tile> constexpr bool ORDERS_LOADS<Q6_K, 8, Tile> = false;
+#endif
+
 // Takes a block through the items of a job, each a set of R rows a team:
 //   job.items               number of items, the same for the whole block
 //   job.rows_of(i)          the rows of item i
@@ -96,6 +104,7 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
                 a.staged = a.units <= Tile::UNITS;
             }
             odd.load(w, at + STEP, a.units);
+            if constexpr (ORDERS_LOADS<T, M, Tile>) keep_order();
             even.template multiply<M>(tile, in_tile, sums);
             u32 then = at + 2 * STEP;
             if (then >= a.units) {
@@ -104,6 +113,7 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
                 then = 0;
             }
             even.load(w, then, a.units);
+            if constexpr (ORDERS_LOADS<T, M, Tile>) keep_order();
             odd.template multiply<M>(tile, in_tile + STEP, sums);
         }
         job.end(item, sums);

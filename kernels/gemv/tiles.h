@@ -18,6 +18,7 @@ struct A8In {
 // 8-bit activations: 20 KB for every M.
 template <u32 M> struct A8Tile {
     static constexpr u32 UNITS = 512 / M;
+    static constexpr bool LOADS_FIRST = true;
     using In = A8In;
     u32x4 low[M][UNITS], high[M][UNITS];
     f32 scale[M][UNITS];
@@ -90,6 +91,8 @@ struct F32In {
 // f32 activations in units of VALUES columns: 32 KB for every M.
 template <u32 VALUES, u32 M> struct F32Tile {
     static constexpr u32 UNITS = 8192 / VALUES / M;
+    // On gfx942 a pass of f16 weights would wait for two loads instead of one.
+    static constexpr bool LOADS_FIRST = false;
     using In = F32In;
     f32x4 x[M][VALUES / 4][UNITS];
 

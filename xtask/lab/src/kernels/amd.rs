@@ -12,7 +12,7 @@ use xtask::lookalike::unit::{self, Unit};
 
 use super::targets::Target;
 use super::zig::Zig;
-use super::{gates, note};
+use super::{gates, note, table};
 
 const ASSEMBLY: [&str; 15] = [
     "-x",
@@ -40,6 +40,8 @@ pub struct Object {
     pub kernels: usize,
     /// Faults that the gates found.
     pub faults: Vec<String>,
+    /// Lines of the table of hot kernels.
+    pub rows: Vec<table::Row>,
 }
 
 /// Builds one code object for each of `targets`.
@@ -134,9 +136,16 @@ fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object
     link.args(LINK).args(&inputs).arg("-o").arg(&output);
     run_quietly(&mut link)?;
     let kernels = gates::kernels(&joined)?;
-    let faults = gates::faults(target, &kernels, &dir, names)?;
+    let mut faults = gates::faults(target, &kernels);
+    let mut rows = Vec::new();
+    for name in names {
+        let path = dir.join(format!("{name}.s"));
+        let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
+        faults.extend(gates::faults_of_code(target, &text));
+        rows.extend(table::rows(target, &kernels, &text));
+    }
     let bytes = fs::read(&output).map_err(Error::at(&output))?;
-    Ok(Object { target, bytes, kernels: kernels.len(), faults })
+    Ok(Object { target, bytes, kernels: kernels.len(), faults, rows })
 }
 
 /// Checks that every kernel file and header that was read is in the digest, by which a stale archive is noticed.

@@ -1,15 +1,14 @@
-//! The gates: rejects code objects with spilled registers, scratch memory, too much LDS, arguments that differ from
-//! Rust's packing, or narrow loads where weights stream.
-
-use std::fs;
-use std::path::Path;
+//! The gates. They reject code objects with spilled registers, scratch memory, too much LDS, or arguments that differ from
+//! Rust's packing. They reject narrow loads where weights stream, and loops that wait for the loads that they have just
+//! issued. Each access must say which memory it goes to.
 
 use rmpv::Value;
 use rocmforge::backend::hip::kernels::types::{WEIGHT_TYPES, WeightType};
 use rocmforge::backend::hip::kernels::{ArgumentKind, Declaration, declared};
 use xtask::error::{Error, Result};
 
-use super::listing::loop_loads;
+use super::latency::{Pass, streaming_pass};
+use super::listing::{self, loop_loads};
 use super::note;
 use super::targets::Target;
 
@@ -23,18 +22,33 @@ const LDS_MAX: u64 = 64 << 10;
 const STREAMS: [&str; 6] = ["gemv_", "gemm_q", "gemm_mxfp4", "gemm_iq", "gemm_tq", "probe_read"];
 const WIDE_OF_100: u32 = 40;
 const TWO_BITS_OF_100: u32 = 35;
+/// Latencies of a usual pass of these loops for 8-bit activations: while a step is multiplied, the next one loads. A pass that waits
+/// for the newest of its loads has more.
+const LATENCIES_MAX: f64 = 1.0;
+/// Types that may wait for two: Q2_K on all targets, MXFP4 on gfx908 and gfx950.
+const WAITS_TWICE: [&str; 2] = ["_q2_k_", "_mxfp4_"];
 
 /// Metadata of one kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    name: String,
+    pub name: String,
+    /// Vector registers of a lane, with those of the matrix unit where both come out of one file.
+    pub registers: u32,
     /// Spilled vector registers. Spilled scalar registers go into lanes of vector registers, or show as scratch
     /// memory.
     spills: u64,
     /// Bytes of scratch memory per lane.
     scratch: u64,
-    lds: u64,
+    pub lds: u64,
     arguments: Vec<Argument>,
+}
+
+#[cfg(test)]
+impl Kernel {
+    /// A kernel without arguments that takes these registers and this much LDS.
+    pub fn taking(registers: u32, lds: u64) -> Self {
+        Self { name: "taking".into(), registers, spills: 0, scratch: 0, lds, arguments: vec![] }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -69,6 +83,7 @@ fn read(kernel: &Value) -> Option<Kernel> {
     }
     Some(Kernel {
         name: note::name(kernel)?.into(),
+        registers: u32::try_from(number(kernel, ".vgpr_count")?).ok()?,
         spills: number(kernel, ".vgpr_spill_count")?,
         scratch: number(kernel, ".private_segment_fixed_size")?,
         lds: number(kernel, ".group_segment_fixed_size")?,
@@ -76,19 +91,33 @@ fn read(kernel: &Value) -> Option<Kernel> {
     })
 }
 
-/// All faults of a code object.
-pub fn faults(target: &Target, kernels: &[Kernel], listings: &Path, names: &[String]) -> Result<Vec<String>> {
+/// Faults in the metadata of a code object.
+pub fn faults(target: &Target, kernels: &[Kernel]) -> Vec<String> {
     let mut faults = Vec::new();
     for kernel in kernels {
         resources(kernel, &mut faults);
     }
     arguments(target, kernels, &mut faults);
-    for name in names {
-        let path = listings.join(format!("{name}.s"));
-        let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
-        wide_loads(&text, &mut faults);
+    named(target, faults)
+}
+
+/// Faults in the assembly of one kernel file.
+pub fn faults_of_code(target: &Target, listing: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for kernel in listing::kernels(listing) {
+        known_memory(&kernel, &mut faults);
+        if STREAMS.iter().any(|prefix| kernel.name.starts_with(prefix)) {
+            wide_loads(&kernel, &mut faults);
+            if kernel.name.contains("_a8") && !WAITS_TWICE.iter().any(|name| kernel.name.contains(name)) {
+                loads_in_flight(target, &kernel, &mut faults);
+            }
+        }
     }
-    Ok(faults.into_iter().map(|fault| format!("{}: {fault}", target.name)).collect())
+    named(target, faults)
+}
+
+fn named(target: &Target, faults: Vec<String>) -> Vec<String> {
+    faults.into_iter().map(|fault| format!("{}: {fault}", target.name)).collect()
 }
 
 fn resources(kernel: &Kernel, faults: &mut Vec<String>) {
@@ -136,21 +165,36 @@ fn is_of_two_bits(kernel: &str) -> bool {
     WEIGHT_TYPES.iter().filter(|known| known.planes.first() == Some(&(8, 32))).any(names)
 }
 
-fn wide_loads(listing: &str, faults: &mut Vec<String>) {
-    for loads in loop_loads(listing) {
-        if !STREAMS.iter().any(|prefix| loads.kernel.starts_with(prefix)) {
-            continue;
-        }
-        let (wide, least, of_100) = if is_of_two_bits(&loads.kernel) {
-            (loads.half, 8, TWO_BITS_OF_100)
-        } else {
-            (loads.wide, 16, WIDE_OF_100)
-        };
-        if wide * 100 < loads.all * of_100 || wide == 0 {
-            faults.push(format!(
-                "{} loads only {wide} of {} bytes in its loops {least} at a time",
-                loads.kernel, loads.all
-            ));
-        }
+fn wide_loads(kernel: &listing::Kernel<'_>, faults: &mut Vec<String>) {
+    let loads = loop_loads(kernel);
+    let (wide, least, of_100) = if is_of_two_bits(kernel.name) {
+        (loads.half, 8, TWO_BITS_OF_100)
+    } else {
+        (loads.wide, 16, WIDE_OF_100)
+    };
+    if wide * 100 < loads.all * of_100 || wide == 0 {
+        faults.push(format!(
+            "{} loads only {wide} of {} bytes in its loops {least} at a time",
+            kernel.name, loads.all
+        ));
+    }
+}
+
+/// Flat accesses take the counters of LDS too, so a wait for LDS waits for memory.
+fn known_memory(kernel: &listing::Kernel<'_>, faults: &mut Vec<String>) {
+    let flat = kernel.instructions().filter(|instruction| instruction.name.starts_with("flat_")).count();
+    if flat > 0 {
+        faults.push(format!("{} has {flat} accesses to memory that the compiler does not know", kernel.name));
+    }
+}
+
+fn loads_in_flight(target: &Target, kernel: &listing::Kernel<'_>, faults: &mut Vec<String>) {
+    let pass = streaming_pass(kernel, target.stores_count_as_loads());
+    if let Some(pass) = pass.filter(|pass| pass.latencies > LATENCIES_MAX) {
+        let Pass { bytes, latencies } = pass;
+        faults.push(format!(
+            "{} waits for {latencies:.2} loads one after another to load {bytes} bytes a lane in its loop",
+            kernel.name
+        ));
     }
 }

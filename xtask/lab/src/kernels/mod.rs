@@ -2,16 +2,19 @@
 //!
 //! Without options: builds code objects for every AMD target and checks them with the gates. They are written to
 //! `target/kernels/` one by one, and together to `kernels/code-objects.bin`, which the backend embeds. One fixed
-//! compiler version builds them, so that the same sources give the same bytes everywhere.
+//! compiler version builds them, so that the same sources give the same bytes everywhere. A table says what became of the
+//! kernels that decode steps spend their time in.
 
 mod amd;
 mod archive;
 mod gates;
+mod latency;
 mod listing;
 mod mutate;
 mod note;
 mod nvidia;
 mod recipe;
+mod table;
 pub mod targets;
 mod wheels;
 mod zig;
@@ -72,6 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let objects = amd::build(&targets::named(&args.target)?)?;
+    table::print(&objects);
     objects.iter().for_each(|object| println!("{}", report(object)));
     if !args.target.is_empty() {
         return pass(&objects);
@@ -110,6 +114,7 @@ pub fn drawn(count: usize) -> Vec<String> {
 /// [`Error::Gates`], [`Error::Stale`], errors of building.
 pub fn check(names: &[String]) -> Result<String> {
     let objects = amd::build(&targets::named(names)?)?;
+    table::print(&objects);
     pass(&objects)?;
     archive::compare(&objects)?;
     if names.is_empty() {

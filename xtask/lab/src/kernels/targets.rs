@@ -25,6 +25,11 @@ const fn generic(name: &'static str) -> Target {
 }
 
 impl Target {
+    /// Whether one counter of its devices counts loads and stores of vectors.
+    pub fn stores_count_as_loads(&self) -> bool {
+        self.name.starts_with("gfx9")
+    }
+
     /// The matrix unit of its devices that the kernels use (`HAS_MATRIX_UNIT` of kernels/prelude/amd.h).
     pub fn unit(&self) -> MatrixUnit {
         match self.name {
