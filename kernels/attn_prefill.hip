@@ -8,14 +8,18 @@
 //            scale: log2(e) / sqrt(head_dim)
 //            Out, each that is null is not written: out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
+//            part_values: f32[T][n_kv_heads][grid z][64][head_dim], part_stats: f32[T][n_kv_heads][grid z][64][2]: scratch, and
+//            counters: u32[T][n_kv_heads], 0 before the first launch, and 0 again after each; not used for grid z 1
 // Variants   attn_prefill_f16_<64 | 80 | 96 | 128>: f16 pages, that head_dim, on the matrix unit where the target has one;
 //            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
 // Requires   n_heads / n_kv_heads <= 64
-// Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: put them first
+// Launch     grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves. Tiles of late positions take
+//            longest: put them first
 // Alignment  16 bytes for pages and q
-// Sums in    f32, pages in rising order. On the matrix unit queries (times scale) and weights are rounded to f16. A row's bits
-//            depend on its own tokens, with one exception on the matrix unit. There a value that is NaN or infinite, and that
-//            some row of a tile sees, reaches the tile's other rows too. All of them are of the same sequence
+// Sums in    f32, pages in rising order, then the blocks' parts. On the matrix unit queries (times scale) and weights are
+//            rounded to f16. A row's bits depend on its own tokens, and with grid z above 1 on the tile's first and last token.
+//            The matrix unit makes one exception. A value that is NaN or infinite, and that some row of a tile sees, reaches
+//            the tile's other rows too. All of them are of the same sequence
 // Tolerance  |got - want| <= b * sum of |weight * value|, b = 2e-5 for `any`, 4e-3 for the others, 1e-3 more for scores about
 //            200 from 0 in units of log2. out16: (2^-11 + 4e-6) * |out| + 2^-25 from out
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
@@ -39,10 +43,10 @@ template <u32 HEAD> DEV void run_sized(const Task& t) {
 
 #define ATTN_PREFILL(NAME, RUN)                                                                                                \
     KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
-           const u64* page_base, f32* out, f16* out16, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads,              \
-           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 window) {                                                       \
-        prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, layer_offset, scale,       \
-                      n_heads, n_kv_heads, head_dim, table_stride, window});                                                   \
+           const u64* page_base, f32* out, f16* out16, f32* row_scales, f32* part_values, f32* part_stats, u32* counters,      \
+           u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 window) {             \
+        prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, part_values, part_stats,   \
+                      counters, layer_offset, scale, n_heads, n_kv_heads, head_dim, table_stride, window});                    \
     }
 
 ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)

@@ -156,6 +156,18 @@ template <u32 HEAD> struct MatrixState {
         }
     }
 
+    // As a block's share of the tile.
+    DEV void hand_in(const Tile& tile) const {
+        u32 mine = wave() * SIDE + row();
+        if (lane() % ROW_LANES == 0 && mine < tile.queries()) tile.store_stats(mine, most, sum);
+        UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+            u32 query = wave() * SIDE + Frag::C::row(l);
+            if (query >= tile.queries()) continue;
+            f32* to = tile.part(block_z(), query) + Frag::C::col(l);
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) to[part * SIDE] = values[part].get(l);
+        }
+    }
+
     DEV void store(const Tile& tile) const {
         f32 inverse = 1.0f / sum;
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
@@ -188,20 +200,29 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     MatrixState<HEAD> state(tile, room);
     Transfer<HEAD> transfer;
     u32 from = tile.seen_from(0), first = from / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
-    transfer.fetch(pages, first / KV_PAGE_TOKENS, from - first, length - first);
-    for (u32 start = first; start < length; start += KV_PAGE_TOKENS) {
+    const Walk walk = tile.walk(first, length);
+    if (walk.start < walk.end) {
+        transfer.fetch(pages, walk.start / KV_PAGE_TOKENS, max_u32(from, walk.start) - walk.start, length - walk.start);
+    }
+    for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
         barrier_lds();
         transfer.store(keys, values);
         barrier_lds();
         u32 next = start + KV_PAGE_TOKENS;
-        if (next < length) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
+        if (next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
         if (start >= wave_length || next <= wave_from) continue;
         state.score(keys, scores);
         if (start < wave_whole) state.hide(scores, start, t.window);
         state.weigh(scores, weights, start);
         state.add(weights, values);
     }
-    state.store(tile);
+    if (grid_z() == 1) {
+        state.store(tile);
+    } else {
+        state.hand_in(tile);
+        static_assert(QUERIES * SHARE_STRIDE <= WAVES * SIDE * SCORE_STRIDE, "weights of shares lie where scores lay");
+        tile.join(all_scores[0]);
+    }
     tile.store_scales();
 }
 

@@ -77,6 +77,19 @@ struct PlainState {
         }
     }
 
+    // As a block's share of the tile.
+    DEV void hand_in(const Tile& tile, u32 first) const {
+        UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+            if (!is_there(i)) continue;
+            if (team_lane() == 0) tile.store_stats(first + i, most[i], sum[i]);
+            f32* to = tile.part(block_z(), first + i);
+            UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
+                u32 d = team_lane() + j * TEAM;
+                if (d < tile.task.head_dim) to[d] = values[i][j];
+            }
+        }
+    }
+
     DEV void store(const Tile& tile, u32 first) const {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
@@ -96,8 +109,8 @@ template <class T> DEV void run_plain(const Task& t) {
     for (u32 first = 0; first < tile.queries(); first += at_once) {
         u32 mine = first + team_id() * TEAM_QUERIES, length = tile.longest(first + at_once);
         PlainState state(tile, mine);
-        u32 seen_from = tile.seen_from(first);
-        for (u32 start = seen_from / KV_PAGE_TOKENS * KV_PAGE_TOKENS; start < length; start += KV_PAGE_TOKENS) {
+        const Walk walk = tile.walk(tile.seen_from(first) / KV_PAGE_TOKENS * KV_PAGE_TOKENS, length);
+        for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
             const T* keys = pages.keys(start / KV_PAGE_TOKENS);
             u32 tokens = min_u32(length - start, KV_PAGE_TOKENS);
             load_page(page, keys, tokens, t.head_dim);
@@ -105,7 +118,13 @@ template <class T> DEV void run_plain(const Task& t) {
             load_page(page, (const T*)pages.values_of((T*)keys), tokens, t.head_dim);
             state.take_values(t.head_dim, page, start);
         }
-        state.store(tile, mine);
+        if (grid_z() == 1) state.store(tile, mine);
+        else state.hand_in(tile, mine);
+    }
+    if (grid_z() > 1) {
+        static_assert(QUERIES * SHARE_STRIDE <= KV_PAGE_TOKENS * (HEAD_MAX + 1), "weights of shares lie where a page lay");
+        barrier_lds();
+        tile.join(page);
     }
     tile.store_scales();
 }

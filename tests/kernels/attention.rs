@@ -321,6 +321,7 @@ fn prefill<E: Element>(
     rows: &Rows,
     cache: &mut Cache<E>,
     tile_rows: usize,
+    shares: u32,
     halves: bool,
 ) -> Vec<f32> {
     let heads = rows.heads;
@@ -341,6 +342,9 @@ fn prefill<E: Element>(
     let inputs =
         (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences), rig.upload(&tiles));
     let (out, x16) = (rig.output::<f32>(rows.len() * heads.cols()), X16::new(rig, rows.len(), heads.cols()));
+    let parts = tiles.len() * heads.kv * shares as usize * 64;
+    let (values, stats) = (rig.output::<f32>(parts * heads.dim), rig.output::<f32>(parts * 2));
+    let counters = rig.upload(&vec![0u32; tiles.len() * heads.kv]);
     let arguments = AttnPrefill {
         q: inputs.0.ptr(),
         tiles: inputs.3.ptr(),
@@ -351,6 +355,9 @@ fn prefill<E: Element>(
         out: out.ptr(),
         out16: if halves { x16.values.ptr() } else { DevicePtr::NULL },
         row_scales: x16.scales.ptr(),
+        part_values: values.ptr(),
+        part_stats: stats.ptr(),
+        counters: counters.ptr(),
         layer_offset,
         scale: scale(heads),
         n_heads: heads.q as u32,
@@ -359,8 +366,10 @@ fn prefill<E: Element>(
         table_stride,
         window: rows.window as u32,
     };
-    let grid = Grid::xy(heads.kv as u32, tiles.len() as u32).threads(4 * rig.device.description().wave);
+    let grid =
+        Grid::xyz(heads.kv as u32, tiles.len() as u32, shares).threads(4 * rig.device.description().wave);
     rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
+    assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0));
     let got = rig.download::<f32>(&out);
     if halves {
         let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
@@ -393,10 +402,15 @@ fn check_prefill<E: Element>(
         bound += FAR_BOUND;
     }
     rows.forget_unseen(&mut cache);
-    let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), size_of::<E>() == 2);
+    let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), 1, size_of::<E>() == 2);
     rows.check(&cache, &got, bound);
+    // Blocks that share a tile's pages; with the most of them, some have none.
+    for shares in [3, 32] {
+        let shared = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), shares, size_of::<E>() == 2);
+        rows.check(&cache, &shared, bound);
+    }
     // The same rows in smaller tiles give the same bits.
-    let small = prefill(rig, kernel, &rows, &mut cache, 3, false);
+    let small = prefill(rig, kernel, &rows, &mut cache, 3, 1, false);
     assert!(got.iter().zip(&small).all(|(a, b)| a.to_bits() == b.to_bits()), "{heads:?}");
 }
 
@@ -563,7 +577,7 @@ fn a_window_that_nothing_lies_before_is_none() {
         let (kernel, at_once) = (AttnDecode::attn_decode_f16_64_2, 2);
         let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
         let decoded = decode.run(rig, &mut cache, true);
-        let tiled = prefill(rig, AttnPrefill::attn_prefill_f16_64, &rows, &mut cache, 32, true);
+        let tiled = prefill(rig, AttnPrefill::attn_prefill_f16_64, &rows, &mut cache, 32, 1, true);
         all.push([decoded, tiled].concat().iter().map(|v| v.to_bits()).collect::<Vec<u32>>());
     }
     assert!(all[1] == all[0] && all[2] == all[0]);

@@ -318,7 +318,7 @@ kernels! { |launch|
         each: u32,
     }
 
-    /// Attention of many rows. Grid: KV heads, tiles; 4 waves per workgroup.
+    /// Attention of many rows. Grid: KV heads, tiles, workgroups that share a tile's tokens; 4 waves per workgroup.
     AttnPrefill [
         attn_prefill_f16_64: 64,
         attn_prefill_f16_80: 64,
@@ -345,6 +345,14 @@ kernels! { |launch|
         out16: DevicePtr<u16> [null or at least n_heads * head_dim],
         /// f32 `[M]`, with `out16`. `tiles` decides which rows.
         row_scales: DevicePtr<f32> [at least only(!out16.is_null(), 1)],
+        /// f32 `[T][n_kv_heads][grid z][64][head_dim]`, for a grid z above 1.
+        part_values: DevicePtr<f32> [
+            at least only(launch.z != 1, launch.x * launch.y * launch.z * 64 * head_dim)
+        ],
+        /// f32 `[T][n_kv_heads][grid z][64][2]`, likewise.
+        part_stats: DevicePtr<f32> [at least only(launch.z != 1, launch.x * launch.y * launch.z * 64 * 2)],
+        /// `[T][n_kv_heads]`, all 0 at launch, likewise.
+        counters: DevicePtr<u32> [at least only(launch.z != 1, launch.x * launch.y)],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).

@@ -41,8 +41,10 @@ pub const GEMM_QUANT_ROWS_MAX: usize = 128;
 /// large device.
 pub const WIDE_ROWS: u32 = 512;
 
-/// From this many rows on, attention takes tiles of queries together, unless each row is of its own sequence.
-pub const TILED_ROWS: usize = 64;
+/// From this many rows on, attention takes tiles of queries together, unless each row is of its own sequence. Decode attention
+/// would read a sequence once for each of its rows. Beside 16 answers of an 8B model, 24 rows of a prompt at token 2,000 took 4 ms
+/// longer on an H100.
+pub const TILED_ROWS: usize = 17;
 
 /// Rows per decode attention launch with the most splits: bounds the size of partial results.
 pub const ATTENTION_ROWS: usize = 8;

@@ -29,6 +29,8 @@ pub struct Layout {
     pub stride: usize,
     /// Tiles of prefill attention.
     pub tiles: usize,
+    /// The first rows, which are in no tile. All rows if there are no tiles.
+    pub alone: usize,
     /// Bytes from one row's embedding to the next.
     pub embedding_bytes: usize,
 }

@@ -136,9 +136,9 @@ impl OpenModel {
         let modes = self.bound.modes;
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
         self.step.unchecked = self.step.deferred && self.routes_alone;
-        // Rows that all have logits are one of a sequence each: tiles of queries would hold one.
+        // Rows that all have logits are one of a sequence each.
         let many = rows >= TILED_ROWS && !graphs::suits(batch, modes);
-        let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
+        let (alone, tiles) = if many { run::tiles(self.bound.group_max, batch) } else { (rows, Vec::new()) };
         let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
         let mut layout = Layout {
             rows,
@@ -146,11 +146,12 @@ impl OpenModel {
             tables: batch.page_tables.len(),
             stride: batch.page_table_stride,
             tiles: tiles.len(),
+            alone,
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows, modes).filter(|_| self.step.deferred) {
             // Few distinct sizes, so that a recorded step is found again.
-            layout.rows = bucket;
+            (layout.rows, layout.alone) = (bucket, bucket);
             layout.logits = bucket;
             layout.stride = batch.page_table_stride.next_power_of_two().max(TABLE_MIN);
             layout.tables = bucket * layout.stride;

@@ -106,35 +106,54 @@ pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Want
     };
     let many = forms.many.only();
     // Also many rows may be decoded: one of a sequence each.
-    decode(forms.few.only()) || decode(many) || rows >= TILED_ROWS && group <= TILE_QUERIES && tiles(many)
+    decode(forms.few.only())
+        || decode(many)
+        || rows >= TILED_ROWS && group <= TILE_QUERIES && (tiles(many) || tiles(forms.few.only()))
 }
 
 impl Run<'_> {
-    /// Runs attention, with the result in the form that its reader wants.
+    /// Runs attention, with the result in the form that its reader wants. The step's first rows go to decode attention, and
+    /// tiles of neighbouring rows to prefill attention.
     pub(super) fn attend(&self, unit: &Attend, rows: u32) -> Result<(), BackendError> {
         let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
         let group = unit.heads / unit.kv.heads.max(1);
-        if self.layout.tiles > 0 && group <= TILE_QUERIES {
-            return self.attend_in_tiles(unit, rows, form);
+        let (modes, kv) = (self.bound.modes, self.bound.modes.kv);
+        let tiles = self.layout.tiles > 0 && group <= TILE_QUERIES;
+        let direct = match form {
+            Form::A8 => !tiles && writes_a8(kv, unit.head_dim, group),
+            Form::Half => writes_halves(kv, unit.head_dim) && (!tiles || tiles_write_halves(modes)),
+            Form::Float => false,
+        };
+        let decoded = if tiles { self.layout.alone } else { self.layout.rows };
+        self.attend_alone(unit, decoded, if direct { form } else { Form::Float })?;
+        if tiles {
+            self.attend_in_tiles(unit, direct)?;
         }
+        match unit.out.float {
+            Some(view) if !direct => self.convert(view, unit.heads * unit.head_dim, rows, &unit.out, form),
+            _ => Ok(()),
+        }
+    }
+
+    /// Decode attention of the first `count` rows, with the result in a form that the kernel can write.
+    fn attend_alone(&self, unit: &Attend, count: usize, form: Form) -> Result<(), BackendError> {
+        let group = unit.heads / unit.kv.heads.max(1);
+        let (a8, half) = (form == Form::A8, form == Form::Half);
         let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
         let cols = unit.heads * unit.head_dim;
         let padded = padded(cols as usize);
-        let kv = self.bound.modes.kv;
-        let a8 = form == Form::A8 && writes_a8(kv, unit.head_dim, group);
-        let half = form == Form::Half && writes_halves(kv, unit.head_dim);
         let out = if a8 || half { DevicePtr::NULL } else { self.floats(&unit.out) };
         let A8 { codes, scales, sums } = self.a8(&unit.out);
         let (halves, row_scales) = self.halves(&unit.out);
         let half_cols = if self.bound.modes.tiled() { cols.next_multiple_of(TILED_COLS) } else { cols };
         let blocks = unit.kv.heads * group.div_ceil(heads);
         let splits = self.splits(unit.windows_at);
-        let each = splits_of_block(blocks, splits, self.layout.rows);
+        let each = splits_of_block(blocks, splits, count);
         let groups = splits.div_ceil(each);
         let together = ATTENTION_ROWS * (SPLITS_MAX / (groups * each).clamp(1, SPLITS_MAX)) as usize;
         let together = together.min(ATTENTION_ROWS_MAX);
-        for first in (0..self.layout.rows).step_by(together) {
-            let rows = (self.layout.rows - first).min(together) as u32;
+        for first in (0..count).step_by(together) {
+            let rows = (count - first).min(together) as u32;
             // Addresses of the first row, and no row numbers: then the extents of all rows are known. Tiles have 8 rows,
             // and `together` is a multiple of them.
             let (values, codes_before) = (first * cols as usize, first * padded);
@@ -168,10 +187,7 @@ impl Run<'_> {
             let grid = Grid::xyz(blocks, groups, rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
-        match unit.out.float {
-            Some(view) if !a8 && !half => self.convert(view, cols, rows, &unit.out, form),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -1,10 +1,9 @@
 //! Prefill attention: many rows, in tiles of neighbouring rows of one sequence.
 
 use super::Run;
-use super::attention::tiles_write_halves;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnPrefill;
-use crate::backend::hip::step::bind::{Attend, Form};
+use crate::backend::hip::step::bind::Attend;
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType, StepBatch};
 
@@ -14,13 +13,23 @@ pub const TILE_QUERIES: u32 = 64;
 /// Waves per workgroup.
 const WAVES: u32 = 4;
 
-/// The tiles of a step: first row and row count of each, slowest first. At most `group` query heads share a KV head.
-/// Empty for group 0 and for groups above [`TILE_QUERIES`].
-pub fn tiles(group: u32, batch: &StepBatch<'_>) -> Vec<[u32; 2]> {
+/// Workgroups of `attn_prefill` that a large device runs at a time: three on each of its units.
+const BLOCKS: u32 = 384;
+
+/// Most workgroups that share a tile (`SHARES_MAX` of kernels/attention/prefill.h).
+const SHARES_MAX: u32 = 32;
+
+/// Decode splits, of 64 tokens at least, that make a workgroup's share worth its part of the join.
+const SPLITS_OF_SHARE: u32 = 2;
+
+/// Number of the first rows that are one of a sequence each, and the tiles of the others. Of each tile: first row and row count;
+/// the slowest comes first. At most `group` query heads share a KV head. No tiles, and all rows alone, for group 0, for groups above
+/// [`TILE_QUERIES`], and if no tile would have two rows.
+pub fn tiles(group: u32, batch: &StepBatch<'_>) -> (usize, Vec<[u32; 2]>) {
     let rows_max = TILE_QUERIES.checked_div(group).unwrap_or(0);
     let mut tiles: Vec<[u32; 2]> = Vec::new();
-    if rows_max == 0 {
-        return tiles;
+    if rows_max < 2 {
+        return (batch.positions.len(), tiles);
     }
     let rows = batch.positions.iter().zip(batch.row_sequences);
     let mut before = None;
@@ -32,13 +41,24 @@ pub fn tiles(group: u32, batch: &StepBatch<'_>) -> Vec<[u32; 2]> {
             _ => tiles.push([row, 1]),
         }
     }
+    let alone = tiles.iter().take_while(|[_, count]| *count == 1).count();
+    tiles.drain(..alone);
     let end = |tile: &[u32; 2]| batch.positions.get((tile[0] + tile[1] - 1) as usize).copied();
     tiles.sort_by_key(|tile| std::cmp::Reverse(end(tile)));
-    tiles
+    (alone, tiles)
+}
+
+/// Workgroups that share each tile. `blocks`: tiles times KV heads; `splits`: those of decode attention for the longest row;
+/// `parts_max`: partial results that there is room for. A walk through all pages alone would take most of a step with few
+/// tiles.
+fn shares_of(blocks: u32, splits: u32, parts_max: u32) -> u32 {
+    let by_device = BLOCKS.min(parts_max) / blocks.max(1);
+    by_device.min(splits / SPLITS_OF_SHARE).clamp(1, SHARES_MAX)
 }
 
 impl Run<'_> {
-    pub(super) fn attend_in_tiles(&self, unit: &Attend, rows: u32, form: Form) -> Result<(), BackendError> {
+    /// Attends to the step's tiles, and writes f16 rows if `halves`, else f32.
+    pub(super) fn attend_in_tiles(&self, unit: &Attend, halves: bool) -> Result<(), BackendError> {
         let kv = self.bound.modes.kv;
         let kernel: Kernel<AttnPrefill> = match (kv, unit.head_dim) {
             (KvType::F16, 64) => AttnPrefill::attn_prefill_f16_64,
@@ -48,8 +68,11 @@ impl Run<'_> {
             (KvType::F16, _) => AttnPrefill::attn_prefill_f16_any,
             (KvType::F32, _) => AttnPrefill::attn_prefill_f32_any,
         };
-        let direct = form == Form::Half && tiles_write_halves(self.bound.modes);
-        let (halves, row_scales) = self.halves(&unit.out);
+        let (out16, row_scales) = self.halves(&unit.out);
+        let tiles = self.layout.tiles as u32;
+        let room = self.scratch.part_values.len() / (4 * TILE_QUERIES * unit.head_dim) as usize;
+        let room = room.min(self.scratch.counters.len() / 4) as u32;
+        let shares = shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room);
         let arguments = AttnPrefill {
             q: self.at(unit.queries),
             tiles: self.places.tiles,
@@ -57,9 +80,12 @@ impl Run<'_> {
             row_seq: self.places.sequences,
             page_tables: self.places.tables,
             page_base: self.pages,
-            out: if direct { DevicePtr::NULL } else { self.floats(&unit.out) },
-            out16: if direct { halves } else { DevicePtr::NULL },
+            out: if halves { DevicePtr::NULL } else { self.floats(&unit.out) },
+            out16: if halves { out16 } else { DevicePtr::NULL },
             row_scales,
+            part_values: self.scratch.part_values.ptr(),
+            part_stats: self.scratch.part_stats.ptr(),
+            counters: self.scratch.counters.ptr(),
             layer_offset: unit.kv.offset,
             scale: unit.scale,
             n_heads: unit.heads,
@@ -69,11 +95,37 @@ impl Run<'_> {
             window: unit.window,
         };
         let threads = WAVES * self.device.description().wave;
-        let grid = Grid::xy(unit.kv.heads, self.layout.tiles as u32).threads(threads);
-        self.device.launch(self.stream, kernel, grid, &arguments)?;
-        match unit.out.float {
-            Some(view) if !direct => self.convert(view, unit.heads * unit.head_dim, rows, &unit.out, form),
-            _ => Ok(()),
-        }
+        let grid = Grid::xyz(unit.kv.heads, tiles, shares).threads(threads);
+        Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_alone_come_first_and_tiles_by_their_end() {
+        let positions = [7, 30, 0, 1, 2, 3, 4, 90, 91, 5];
+        let row_sequences = [0, 1, 2, 2, 2, 2, 2, 3, 3, 4];
+        let batch = StepBatch {
+            token_ids: &[0; 10],
+            positions: &positions,
+            row_sequences: &row_sequences,
+            page_tables: &[0; 5],
+            page_table_stride: 1,
+            logits_rows: &[],
+        };
+        assert_eq!(tiles(16, &batch), (2, vec![[7, 2], [9, 1], [6, 1], [2, 4]]));
+        assert_eq!(tiles(64, &batch), (10, vec![]), "a tile would have one row");
+        assert_eq!(tiles(0, &batch), (10, vec![]));
+    }
+
+    #[test]
+    fn few_tiles_are_shared_and_many_are_not() {
+        // 15 tiles of 8 KV heads at 4096 tokens (32 splits of 128), and 64 of them.
+        assert_eq!([shares_of(15 * 8, 32, 512), shares_of(64 * 8, 32, 512)], [3, 1]);
+        assert_eq!([shares_of(8, 32, 512), shares_of(8, 32, 40), shares_of(1, 128, 512)], [16, 5, 32]);
+        assert_eq!([shares_of(8, 1, 512), shares_of(0, 0, 0)], [1, 1], "a short row");
     }
 }
