@@ -218,6 +218,14 @@ pub trait Backend: Send {
     /// As [`Backend::run`], for a failure of all rows.
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError>;
 
+    /// Waits for the end of a step that is not sampled. Its time then counts as its own, and not as the next step's.
+    ///
+    /// # Errors
+    /// As [`Backend::run`].
+    fn finish_step(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// How long this step waited for weights in flight, computing nothing. Called once, after the step's last part.
     /// If the step waited at all, this call waits for its end.
     #[allow(missing_docs)]

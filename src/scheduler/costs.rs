@@ -11,12 +11,16 @@ const KEPT: f64 = 0.95;
 /// Weight of a new step in the means of answers alone.
 const ANSWERS_KEPT: f64 = 0.2;
 
+/// A step of answers counts at most so many times as long as the mean. A GPU records some steps, which takes 25 ms instead of 4.
+/// Prompts that may double the mean were as long for seconds afterwards.
+const OUTLIER: f64 = 1.25;
+
 /// The slowest pace: an eighth of the rows.
 const PACE_LEAST: f64 = 0.125;
 
 /// A step with a time to keep has at most so many times the rows of earlier ones. On a GPU steps of 16 to 40 rows take the same
-/// time, and a line through them says that a thousand do too.
-const FURTHER: f64 = 2.0;
+/// time, and a line through them says that a thousand do too. Twice the rows took half as long again as they should.
+const FURTHER: f64 = 1.5;
 
 /// Measurements of one model's steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,6 +112,7 @@ impl Cost {
     pub fn observe_answers(&mut self, rows: u32, time: Duration) {
         let (rows, time) = (f64::from(rows), time.as_secs_f64());
         let (mean_rows, mean_time) = self.answers.unwrap_or((rows, time));
+        let time = time.min(OUTLIER * mean_time * (rows / mean_rows.max(1.0)).max(1.0));
         let towards = |mean: f64, new: f64| mean + (new - mean) * ANSWERS_KEPT;
         self.answers = Some((towards(mean_rows, rows), towards(mean_time, time)));
     }
@@ -226,6 +231,13 @@ mod tests {
         (0..40).for_each(|_| cost.observe_answers(4, Duration::from_millis(20)));
         let milliseconds = |rows| cost.answers(rows).map(|time| (time * 1e3).round());
         assert_eq!([milliseconds(1), milliseconds(4), milliseconds(8)], [Some(20.0), Some(20.0), Some(40.0)]);
+        cost.observe_answers(4, Duration::from_millis(200));
+        assert_eq!(cost.answers(4).map(|time| (time * 1e3).round()), Some(21.0), "one late step");
+        (0..30).for_each(|_| cost.observe_answers(4, Duration::from_millis(40)));
+        assert!(
+            cost.answers(4).is_some_and(|time| (0.039..=0.0401).contains(&time)),
+            "steps that are longer now"
+        );
     }
 
     #[test]

@@ -191,6 +191,7 @@ pub(super) fn run(
         };
     }
     if arrays.samples.is_empty() {
+        backend.finish_step()?;
         return Ok(Ran::Done(Vec::new()));
     }
     arrays.take_masks();

@@ -149,6 +149,9 @@ impl Backend for Hooked {
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         self.inner.sample(rows)
     }
+    fn finish_step(&mut self) -> Result<(), BackendError> {
+        self.inner.finish_step()
+    }
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         self.inner.load_wait()
     }

@@ -495,6 +495,10 @@ impl Backend for HipBackend {
         Ok(model.sampler.read(rows, |index| self.copy_logits(model, index)))
     }
 
+    fn finish_step(&mut self) -> Result<(), BackendError> {
+        self.wait_for_device()
+    }
+
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         if self.load_waits.get_mut().any() {
             self.wait_for_device()?;

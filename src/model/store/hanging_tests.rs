@@ -155,7 +155,9 @@ fn a_name_that_hangs_takes_few_threads_and_its_callers_do_not_stand_still() {
     f.recover();
     f.far().unwrap();
     f.far.replace("second.gguf", &tiny());
-    f.store.acquire(ALICE, "second").unwrap();
+    // A machine with much else to do may list the directory too late for one call.
+    let found = (0..20).any(|_| f.store.acquire(ALICE, "second").is_ok());
+    assert!(found, "the directory is listed again");
 }
 
 #[test]

@@ -191,7 +191,8 @@ impl<A> Schedule<A> {
         }
         let cost = self.costs.get(&model);
         let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding);
-        let mixed = goal.and_then(|goal| cost?.rows_mixed(goal));
+        // One row of a prompt at least: without, no step would tell that prompts take less time now.
+        let mixed = goal.and_then(|goal| cost?.rows_mixed(goal)).map(|rows| rows.max(decoding + 1));
         let limit = row_limit(estimate, contended)
             .min(excess_limit(estimate, &near))
             .min(mixed.unwrap_or(u32::MAX))
