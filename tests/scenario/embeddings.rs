@@ -7,6 +7,7 @@ use rocmforge_client::wire::{EmbeddingOptions, ErrorCode, GenerateRequest, Pooli
 use rocmforge_client::{Client, Connection, Options};
 
 use crate::common;
+use crate::gpu;
 use crate::rig::{Rig, TINY, answer, code, collect};
 
 const RAW: EmbeddingOptions = EmbeddingOptions { pooling: Some(Pooling::Mean), normalise: false };
@@ -130,6 +131,29 @@ fn embeddings_are_the_same_beside_answers_in_small_steps_and_after_a_known_prefi
         }
         rig.assert_serves();
     }
+}
+
+#[test]
+fn embeddings_on_a_gpu_are_those_of_the_cpu() {
+    let Some(library) = gpu::library() else { return };
+    let on_cpu = Rig::start();
+    let mut rig = Rig::idle();
+    rig.configure("[device]\nbackend = 'hip'\n");
+    let mut command = rig.command();
+    command.env("ROCMFORGE_HIP_LIB", library);
+    std::fs::copy(common::tinystories(), rig.model(TINY)).unwrap();
+    rig.spawn(&mut command);
+    for pooling in [Pooling::Mean, Pooling::Last] {
+        let options = EmbeddingOptions { pooling: Some(pooling), normalise: true };
+        // Few rows, many, and more than a tile.
+        for count in [1, 2, 33, 300] {
+            let ids = some_ids(count);
+            let (gpu, cpu) = (values(&rig.client(), &ids, options), values(&on_cpu.client(), &ids, options));
+            let same = cosine(&gpu, &cpu);
+            assert!(same > 0.9999, "{pooling:?} of {count} tokens: cosine {same}");
+        }
+    }
+    rig.assert_idle();
 }
 
 #[test]
