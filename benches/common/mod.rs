@@ -86,6 +86,7 @@ fn submit(
         priority: 128,
         shift: None,
         scores: None,
+        embedding: None,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
         max_tokens: tokens,

@@ -15,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::connection::{Connection, lock};
+use crate::embedding::Embedding;
 use crate::error::{ClientError, ProtocolError};
 use crate::generation::Generation;
 use crate::options::Options;
@@ -274,6 +275,17 @@ impl Client {
     /// The sending errors of [`Connection::call`].
     pub fn generate(&self, request: &GenerateRequest) -> Result<Generation, ClientError> {
         self.connection()?.generate(request)
+    }
+
+    /// The embedding of the request's prompt, normalised and pooled as the model's file says unless the request states
+    /// [other options](GenerateRequest::with_embedding). Sampling options count for nothing.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn embed(&self, request: &GenerateRequest) -> Result<Embedding, ClientError> {
+        let mut generation = self.generate(&Embedding::request(request))?;
+        let items = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
+        Embedding::of(items, generation.end())
     }
 
     /// Requests an error of this code, for tests of error paths; the daemon answers nothing else.

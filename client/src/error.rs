@@ -154,6 +154,14 @@ pub enum ProtocolError {
     /// A reply has texts of tokens, and does not tell where each ends.
     #[error("a reply does not tell where the texts of its tokens end")]
     NoTextEnds,
+    /// A message lacks what the request asks for.
+    #[error("{message} lacks {what}")]
+    Lacks {
+        /// The message.
+        message: &'static str,
+        /// The missing part.
+        what: &'static str,
+    },
     /// The limits in the daemon's hello are not those of a daemon.
     #[error("its hello has {field} {value}, but {min} to {max} are allowed")]
     HelloLimit {

@@ -34,6 +34,7 @@ pub mod cli;
 mod client;
 mod connection;
 mod dial;
+mod embedding;
 mod error;
 mod generation;
 mod inbox;
@@ -48,6 +49,7 @@ pub mod wire;
 
 pub use client::{Client, random_request_id};
 pub use connection::{Connection, Pending};
+pub use embedding::Embedding;
 pub use error::{ClientError, ProtocolError};
 pub use generation::{DeviceLoading, Events, Generation, Items};
 pub use options::{

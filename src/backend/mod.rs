@@ -19,6 +19,7 @@ pub use closed::Closed;
 pub use error::{BackendError, Cause, Shortage, cause};
 pub use types::*;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -231,6 +232,16 @@ pub trait Backend: Send {
     #[allow(missing_docs)]
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         Ok(Duration::ZERO)
+    }
+
+    /// Copies the last layer's rows of the current step to the host, one after the other: those that
+    /// [`Program::last_rows`] names. After the part of the last layer, and of the head if the step has logits.
+    ///
+    /// # Errors
+    /// [`BackendError::Absent`] for rows that the step does not have; [`BackendError::DeviceLost`].
+    fn last_rows(&mut self, rows: Range<u32>) -> Result<Vec<f32>, BackendError> {
+        let _ = rows; // the default keeps none
+        Err(BackendError::Absent("this device keeps no rows of the last layer"))
     }
 
     /// Copies the logits of `batch.logits_rows[index]` to the host: `vocab` values.

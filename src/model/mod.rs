@@ -8,6 +8,7 @@ use crate::tensor::is_shortage;
 
 pub mod arch;
 pub mod constraint;
+pub mod embedding;
 pub mod files;
 pub mod gguf;
 pub mod pages;

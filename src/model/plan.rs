@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::arch;
+use super::embedding::Pooling;
 use super::files::ModelFiles;
 use crate::program::{Program, ProgramError};
 use crate::tensor::DType;
@@ -18,6 +19,8 @@ pub struct ExecutionPlan {
     pub shape: Shape,
     /// Context length in tokens, as stated in the file.
     pub context_length: u32,
+    /// How the file wants the rows of a text to become its embedding.
+    pub pooling: Option<Pooling>,
 }
 
 /// Sizes of a decoder, as stated in the file.

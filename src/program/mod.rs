@@ -50,6 +50,21 @@ pub struct RopeId(pub u32);
 /// Number of the part that a step runs first: the embedding, and the frequency divisors of rotary embeddings.
 pub const FIRST_PART: u32 = 0;
 
+/// The value that the last layer leaves, and the norm of its rows: an embedding is made of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LastRows {
+    /// A value of all rows.
+    pub value: ValueId,
+    /// Kind of norm.
+    pub kind: NormKind,
+    /// See [`Op::Norm`].
+    pub eps: f32,
+    /// `[width of value]`.
+    pub weight: TensorId,
+    /// `[width of value]`.
+    pub bias: Option<TensorId>,
+}
+
 /// A tensor of a program.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -229,6 +244,23 @@ impl Program {
     /// The value that tokens are sampled from.
     pub fn logits(&self) -> ValueId {
         self.logits
+    }
+
+    /// The rows of the last layer and the norm that the head begins with; `None` for another head.
+    pub fn last_rows(&self) -> Option<LastRows> {
+        let ops = &self.parts.last()?.ops;
+        let [Op::Take { from: value, out }, Op::Norm { kind, eps, weight, bias, from, add: false, .. }, ..] =
+            ops.as_slice()
+        else {
+            return None;
+        };
+        (out == from).then_some(LastRows {
+            value: *value,
+            kind: *kind,
+            eps: *eps,
+            weight: *weight,
+            bias: *bias,
+        })
     }
 
     /// Every tensor type in use, each with its first tensor.

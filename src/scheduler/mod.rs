@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS};
 use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintError};
+use crate::model::embedding::Pooler;
 use crate::share::Charge;
 use crate::tensor::MapError;
 
@@ -149,6 +150,8 @@ pub struct Job {
     pub shift: Option<u32>,
     /// Log-probabilities of the prompt's tokens are wanted, with so many alternatives.
     pub scores: Option<u32>,
+    /// The embedding of the prompt is wanted, and no token.
+    pub embedding: Option<Arc<Pooler>>,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// Limits of the choice of tokens.
@@ -268,6 +271,8 @@ pub struct Outcome {
     pub reused_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
+    /// The embedding of the prompt, if it is wanted.
+    pub embedding: Option<Vec<f32>>,
     /// Tokens that were dropped because the context was full.
     pub dropped_tokens: u32,
     /// Time from arrival to admission.

@@ -60,6 +60,8 @@ pub(super) struct Work {
     pub samples: bool,
     /// So many of the last rows tell the log-probability of their next token, which is known. None samples then.
     pub scores: u32,
+    /// So many of the last rows are in the embedding of the prompt.
+    pub embeds: u32,
     /// True for a row that continues an answer, false for rows of a prompt.
     pub decode: bool,
 }
@@ -308,6 +310,9 @@ impl<A> Schedule<A> {
         self.running[at].advance(work.rows, drawn, now);
         if work.scores > 0 {
             self.running[at].tell_scores(work.start.saturating_add(work.rows), now);
+        }
+        if work.embeds > 0 {
+            self.running[at].embedded = work.start.saturating_add(work.rows);
         }
         if !work.decode {
             self.offer_pages(at, work.samples);

@@ -13,8 +13,9 @@ use super::{
     Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
     sequence_pages,
 };
-use crate::backend::{Chain, KV_PAGE_TOKENS, LogitChange, SampleRow, Sampled};
+use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS, LogitChange, SampleRow, Sampled};
 use crate::model::ModelId;
+use crate::model::embedding::{Pooled, Pooling};
 
 /// An admitted sequence can go on for so many tokens before it may take a page from another one. A sequence that gave its
 /// pages up is admitted again only where it will not lose them at once.
@@ -41,6 +42,8 @@ pub(super) struct Request {
     pub deadline: Option<Instant>,
     /// Log-probabilities of the prompt's tokens are wanted.
     pub scores: bool,
+    /// The prompt's embedding is wanted, and no token.
+    pub embeds: Option<Pooling>,
 }
 
 /// A live sequence. `A` is its [`Answer`]; tests of the schedule alone use `()`.
@@ -55,6 +58,8 @@ pub(super) struct Sequence<A = Answer> {
     pub computed: u32,
     /// Rows of the prompt whose log-probabilities of the next token were told.
     pub scored: u32,
+    /// Rows of the prompt that are in its embedding.
+    pub embedded: u32,
     /// KV pages in order of position.
     pub kv: Held,
     /// No step has computed a row of it since its admission.
@@ -95,6 +100,7 @@ impl<A> Sequence<A> {
             dropped: 0,
             computed: 0,
             scored: 0,
+            embedded: 0,
             kv: Held::default(),
             fresh: true,
             looked: None,
@@ -164,9 +170,15 @@ impl<A> Sequence<A> {
         last.saturating_sub(self.scored)
     }
 
-    /// Tokens of a known prefix that it may take: all but the last, or only those whose log-probabilities were told.
+    /// True while rows of the prompt are to be told of which others know no more than keys and values.
+    pub fn needs_rows(&self) -> bool {
+        self.unscored() > 0 || self.request.embeds == Some(Pooling::Mean)
+    }
+
+    /// Tokens of a known prefix that it may take: all but the last, or only those whose rows were told.
     pub fn reusable(&self) -> &[u32] {
-        let most = if self.unscored() > 0 { self.scored } else { self.token_count().saturating_sub(1) };
+        let told = self.scored.max(self.embedded);
+        let most = if self.needs_rows() { told } else { self.token_count().saturating_sub(1) };
         self.tokens.get(..most as usize).unwrap_or_default()
     }
 
@@ -216,6 +228,18 @@ impl<A> Sequence<A> {
         self.spend(now);
     }
 
+    /// So many of the last rows of a step, which computes `rows` rows, are to be in the embedding. Rows that were in it before
+    /// the sequence was parked are not again.
+    pub fn embeds(&self, rows: u32) -> u32 {
+        match self.request.embeds {
+            None => 0,
+            Some(Pooling::Last) => u32::from(rows == self.pending()),
+            Some(Pooling::Mean) => {
+                self.computed.saturating_add(rows).saturating_sub(self.embedded.max(self.computed))
+            }
+        }
+    }
+
     /// Takes the credit of one event.
     fn spend(&mut self, now: Instant) {
         self.credit = self.credit.saturating_sub(1);
@@ -233,6 +257,8 @@ pub(super) struct Answer {
     /// The form of the answer.
     pub masking: Option<Arc<Masking>>,
     text: AnswerText,
+    /// The embedding so far.
+    pooled: Option<Pooled>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     /// Time that its steps waited for weights, until its first token.
@@ -256,13 +282,15 @@ impl Sequence {
             credit: job.credit,
             deadline: job.deadline,
             scores: job.scores.is_some(),
+            embeds: job.embedding.as_ref().map(|pooler| pooler.pooling),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
         let masking = job.steering.constraint.take().map(Masking::new);
         let mirostat = job.steering.mirostat.map(|mirostat| mirostat.first());
         let load = Duration::ZERO;
-        let answer = Answer { job, masking, text, first_token, last_token, load, mirostat };
+        let pooled = job.embedding.clone().map(Pooled::new);
+        let answer = Answer { job, masking, text, pooled, first_token, last_token, load, mirostat };
         Self { queued, ..Self::new(request, prompt, answer) }
     }
 
@@ -335,6 +363,26 @@ impl Sequence {
         }
     }
 
+    /// Adds a step's rows of the last layer to the embedding.
+    pub fn embed(&mut self, rows: &[f32]) {
+        if let Some(pooled) = &mut self.answer.pooled {
+            pooled.add(rows);
+        }
+    }
+
+    /// The account of a prompt whose rows were all computed, if its embedding is wanted.
+    pub fn embedded(&mut self, now: Instant) -> Option<Result<Outcome, BackendError>> {
+        let pooled = self.answer.pooled.as_ref().filter(|_| self.pending() == 0)?;
+        let embedding = pooled.embedding();
+        (self.answer.first_token, self.answer.last_token) = (Some(now), Some(now));
+        let outcome = self.outcome(StopReason::MaxTokens);
+        Some(
+            embedding
+                .map(|numbers| Outcome { embedding: Some(numbers), ..outcome })
+                .ok_or(BackendError::NotFinite),
+        )
+    }
+
     /// The event for the log-probabilities of the prompt's next tokens.
     pub fn told(&self, scores: Vec<Sampled>) -> TokenBatch {
         let most = self.answer.job.scores.unwrap_or(0) as usize;
@@ -401,6 +449,7 @@ impl Sequence {
             prompt_tokens: self.request.prompt_tokens,
             reused_tokens: self.reused.unwrap_or(0),
             generated_tokens,
+            embedding: None,
             dropped_tokens: self.dropped,
             queue: between(Some(job.arrived), admitted),
             load: *load,

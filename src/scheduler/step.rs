@@ -1,5 +1,6 @@
 //! One step: runs a batch of rows through the parts of one model's program.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,6 +23,8 @@ pub(super) struct StepArrays {
     page_table_stride: usize,
     sequences: u32,
     logits_rows: Vec<u32>,
+    /// Rows whose last layer is wanted, in rising order.
+    last_rows: Vec<Range<u32>>,
     samples: Vec<SampleRow>,
     /// Beside each of `samples`, what limits its tokens.
     maskings: Vec<Option<Arc<Masking>>>,
@@ -37,6 +40,7 @@ impl StepArrays {
         self.page_table_stride = stride;
         self.sequences = 0;
         self.logits_rows.clear();
+        self.last_rows.clear();
         self.samples.clear();
         self.maskings.clear();
     }
@@ -60,6 +64,10 @@ impl StepArrays {
         self.sequences += 1;
         self.page_tables.extend(pages);
         self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
+        let end = self.token_ids.len() as u32; // at most the rows of a step
+        if work.embeds > 0 {
+            self.last_rows.push(end.saturating_sub(work.embeds)..end);
+        }
         for row in scored {
             self.logits_rows.push(self.token_ids.len() as u32 - (work.start + work.rows - row));
             self.samples.push(score(row));
@@ -118,8 +126,8 @@ pub(super) struct StepDevice<'a> {
 /// How far a step came.
 pub(super) enum Ran {
     /// To its end: one sampled token, or the cause of a failure, for each sequence that samples, in the order of
-    /// [`StepArrays::push`].
-    Done(Vec<Result<Sampled, BackendError>>),
+    /// [`StepArrays::push`]. Then the rows of the last layer that are wanted, one after the other.
+    Done(Vec<Result<Sampled, BackendError>>, Vec<f32>),
     /// It made way for others before this part, or inside it.
     Suspended(u32),
     /// As `Suspended`, until pages of weights are read.
@@ -190,9 +198,13 @@ pub(super) fn run(
             }
         };
     }
+    let mut last_rows = Vec::new();
+    for rows in &arrays.last_rows {
+        last_rows.append(&mut backend.last_rows(rows.clone())?);
+    }
     if arrays.samples.is_empty() {
         backend.finish_step()?;
-        return Ok(Ran::Done(Vec::new()));
+        return Ok(Ran::Done(Vec::new(), last_rows));
     }
     arrays.take_masks();
     let sampled = backend.sample(&arrays.samples)?;
@@ -201,7 +213,7 @@ pub(super) fn run(
             "the sampler returned a different number of tokens than requested".to_owned(),
         ));
     }
-    Ok(Ran::Done(sampled))
+    Ok(Ran::Done(sampled, last_rows))
 }
 
 fn waits(backend: &mut dyn Backend, part: u32) -> Result<Ran, BackendError> {

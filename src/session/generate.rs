@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_DROPPED, EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd,
-    GenerateItem, GenerateRequest, SamplingOptions, TopToken,
+    self, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode,
+    GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -15,9 +15,11 @@ use super::error::{Failure, failure, of_job};
 use super::responder::Responder;
 use super::service::random;
 use super::steering::Asked;
-use super::{Call, prompt};
+use super::{Call, embedding, prompt};
 use crate::model::store::Lease;
-use crate::scheduler::{Event, Job, JobError, Outcome, Sampling, SequenceId, StopReason, TokenBatch};
+use crate::scheduler::{
+    Event, Job, JobError, Outcome, Sampling, SequenceId, Steering, StopReason, TokenBatch,
+};
 
 /// Highest temperature: beyond it all tokens are equally likely.
 const TEMPERATURE_MAX: f32 = 100.0;
@@ -53,6 +55,13 @@ pub(super) async fn run(
         let text = "a session's earlier tokens are known, and scoring computes all: leave one of them out";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
+    let embedded =
+        request.embedding().map_err(|error| failure(ErrorCode::InvalidArgument, &error.to_string()))?;
+    if embedded.is_some() && (session.is_some() || scores.is_some() || shift.is_some()) {
+        let text =
+            "an embedding is of one prompt alone: leave out the session, the scores and the context shift";
+        return Err(failure(ErrorCode::InvalidArgument, text));
+    }
     let extras = prompt::extras(&request)?;
     let marks = request.marks();
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
@@ -68,10 +77,18 @@ pub(super) async fn run(
         if let Some(restores) = call.service().restores.get() {
             restores.bring(engine, call.peer().uid, valid.lease.model(), &valid.prompt).await;
         }
-        let steering = steering.for_model(call, valid.lease.model()).await?;
-        Ok((valid, steering))
+        let pooler = match embedded {
+            Some(options) => Some(embedding::pooler(call, &valid.lease, options).await?),
+            None => None,
+        };
+        let steering = match pooler {
+            // Nothing is drawn.
+            Some(_) => Steering::default(),
+            None => steering.for_model(call, valid.lease.model()).await?,
+        };
+        Ok((valid, steering, pooler))
     };
-    let (valid, steering) = before_the_job(call, &stopped, deadline, prepare).await?;
+    let (valid, steering, pooler) = before_the_job(call, &stopped, deadline, prepare).await?;
 
     let (sender, mut events) = unbounded_channel();
     let first = First { prompt_ids: valid.prompt.clone(), in_reasoning: valid.in_reasoning };
@@ -84,9 +101,10 @@ pub(super) async fn run(
         priority,
         shift,
         scores: scores.map(u32::from),
+        embedding: pooler,
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
-        max_tokens: valid.max_tokens,
+        max_tokens: if embedded.is_some() { 1 } else { valid.max_tokens },
         context_tokens: valid.context_tokens,
         sampling,
         steering,
@@ -278,6 +296,14 @@ fn item(batch: TokenBatch, first: First) -> GenerateItem {
 }
 
 fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
+    let mut ext = wire::number_ext([
+        (EXT_END_REUSED, outcome.reused_tokens.into()),
+        (EXT_END_SESSION, session_tokens),
+        (EXT_END_DROPPED, outcome.dropped_tokens.into()),
+    ]);
+    if let Some(numbers) = &outcome.embedding {
+        ext.push((EXT_END_EMBEDDING, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()));
+    }
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     GenerateEnd {
         stop_reason: match outcome.reason {
@@ -298,11 +324,7 @@ fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
             decode_us: us(outcome.decode),
         },
         seed,
-        ext: wire::number_ext([
-            (EXT_END_REUSED, outcome.reused_tokens.into()),
-            (EXT_END_SESSION, session_tokens),
-            (EXT_END_DROPPED, outcome.dropped_tokens.into()),
-        ]),
+        ext,
     }
 }
 

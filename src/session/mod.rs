@@ -25,6 +25,7 @@ mod control;
 mod daemon;
 mod device_load;
 mod doctor;
+mod embedding;
 mod error;
 mod events;
 mod extras;

@@ -227,6 +227,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         priority: 128,
         shift: None,
         scores: None,
+        embedding: None,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -154,6 +155,9 @@ impl Backend for Hooked {
     }
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         self.inner.load_wait()
+    }
+    fn last_rows(&mut self, rows: Range<u32>) -> Result<Vec<f32>, BackendError> {
+        self.inner.last_rows(rows)
     }
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         self.inner.logits(index)

@@ -7,6 +7,7 @@ mod anthropic;
 mod common;
 mod door;
 mod echo;
+mod embeddings;
 mod forms;
 mod hostile;
 mod http;

@@ -28,6 +28,10 @@ def with_openai(base, model, text):
     assert model in [one.id for one in client.models.list()]
     assert client.models.retrieve(model).id == model
     ask = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": TOKENS}
+    vectors = client.embeddings.create(model=model, input=["ab", "ba"])
+    plain = client.embeddings.create(model=model, input="ba", encoding_format="float")
+    assert len(vectors.data) == 2 and vectors.data[1].embedding == plain.data[0].embedding, vectors
+    assert abs(sum(x * x for x in plain.data[0].embedding) - 1) < 1e-5
     whole = client.chat.completions.create(**ask)
     assert whole.choices[0].message.content == text, whole
     assert whole.choices[0].finish_reason == "length"
@@ -117,6 +121,9 @@ def with_ollama(base, model, text):
     assert model in [one.model for one in client.list().models]
     options = {"temperature": 0, "num_predict": TOKENS}
     messages = [{"role": "user", "content": PROMPT}]
+    vectors = client.embed(model=model, input=["ab", "ba"]).embeddings
+    assert vectors[1] == client.embed(model=model, input="ba").embeddings[0] and vectors[0] != vectors[1]
+    assert len(client.embeddings(model=model, prompt="ab").embedding) == len(vectors[0])
     whole = client.chat(model=model, messages=messages, options=options)
     assert whole.message.content == text and whole.done_reason == "length", whole
     assert whole.eval_count == TOKENS

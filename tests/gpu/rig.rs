@@ -162,6 +162,7 @@ impl Rig {
             priority: 128,
             shift: None,
             scores: None,
+            embedding: None,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

@@ -68,6 +68,7 @@ impl Rig {
             priority: 128,
             shift: None,
             scores: None,
+            embedding: None,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

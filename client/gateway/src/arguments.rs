@@ -9,9 +9,11 @@ use crate::listen::{Address, DEFAULT_ADDRESS};
 
 const AFTER: &str = "\
 Served paths:
-  OpenAI     GET /v1/models, POST /v1/chat/completions, POST /v1/completions
+  OpenAI     GET /v1/models, POST /v1/chat/completions, POST /v1/completions,
+             POST /v1/embeddings
   Anthropic  POST /v1/messages, POST /v1/messages/count_tokens
-  Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate
+  Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate,
+             /api/embed, /api/embeddings
   its own    GET /health, GET /metrics (for Prometheus)
 
 A field of a request that cannot be honoured is refused by its name, unless its value changes

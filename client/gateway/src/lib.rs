@@ -11,6 +11,7 @@ mod api;
 mod arguments;
 mod chat;
 mod clock;
+mod embeddings;
 mod events;
 mod failure;
 mod generation;

@@ -247,11 +247,14 @@ async fn health(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
 enum Post {
     ChatCompletions,
     Completions,
+    Embeddings,
     Messages,
     CountTokens,
     OllamaChat,
     OllamaGenerate,
     OllamaShow,
+    OllamaEmbed,
+    OllamaEmbeddings,
 }
 
 impl Post {
@@ -259,10 +262,13 @@ impl Post {
         match path {
             "/v1/chat/completions" => Some(Self::ChatCompletions),
             "/v1/completions" => Some(Self::Completions),
+            "/v1/embeddings" => Some(Self::Embeddings),
             "/v1/messages" => Some(Self::Messages),
             "/v1/messages/count_tokens" => Some(Self::CountTokens),
             "/api/chat" => Some(Self::OllamaChat),
             "/api/generate" => Some(Self::OllamaGenerate),
+            "/api/embed" => Some(Self::OllamaEmbed),
+            "/api/embeddings" => Some(Self::OllamaEmbeddings),
             "/api/show" => Some(Self::OllamaShow),
             _ => None,
         }
@@ -277,10 +283,13 @@ impl Post {
         match self {
             Self::ChatCompletions => openai::chat_completions(gateway, params, since).await,
             Self::Completions => openai::completions(gateway, params, since).await,
+            Self::Embeddings => openai::embeddings(gateway, params).await,
             Self::Messages => anthropic::messages(gateway, params, since).await,
             Self::CountTokens => anthropic::count_tokens(gateway, params, since).await,
             Self::OllamaChat => ollama::chat(gateway, params, since).await,
             Self::OllamaGenerate => ollama::generate(gateway, params, since).await,
+            Self::OllamaEmbed => ollama::embed(gateway, params, since).await,
+            Self::OllamaEmbeddings => ollama::embeddings(gateway, params).await,
             Self::OllamaShow => ollama::show(gateway, params).await,
         }
     }

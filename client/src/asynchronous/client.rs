@@ -5,6 +5,7 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 
 use super::connection::{Connection, Generation};
+use crate::embedding::Embedding;
 use crate::error::ClientError;
 use crate::options::Options;
 use crate::wire::{Call, GenerateRequest};
@@ -98,6 +99,28 @@ impl Client {
             match self.connection().await?.generate(request) {
                 Err(ClientError::TooManyStreams { .. }) if attempts < ATTEMPTS => {}
                 outcome => return outcome,
+            }
+        }
+    }
+
+    /// The embedding of the request's prompt, normalised and pooled as the model's file says unless the request states
+    /// [other options](GenerateRequest::with_embedding). Sampling options count for nothing.
+    ///
+    /// # Errors
+    /// As [`Client::generate`], and errors of the daemon.
+    pub async fn embed(&self, request: &GenerateRequest) -> Result<Embedding, ClientError> {
+        let mut generation = self.generate(&Embedding::request(request)).await?;
+        let mut items = Vec::new();
+        loop {
+            match generation.next_item().await {
+                Ok(Some(item)) => items.push(item),
+                Ok(None) => return Embedding::of(items, generation.end()),
+                Err(error) => {
+                    if error.is_unreachable() {
+                        self.leave(generation.connection()).await;
+                    }
+                    return Err(error);
+                }
             }
         }
     }

@@ -232,6 +232,8 @@ pub enum Command {
     Doctor,
     /// Print how likely a model finds a text
     Score(super::score::ScoreArguments),
+    /// Print embeddings of texts
+    Embed(super::embed::EmbedArguments),
     /// Print the token ids of a text
     Tokenize(TokenizeArguments),
     /// Print the text of token ids

@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod chat_args;
 mod doctor;
+mod embed;
 mod limits;
 mod metrics;
 mod near;
@@ -156,6 +157,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => return doctor::run(&client, &options.socket, output),
         Command::Score(score) => output.show(&score::score(&client, score)?, score::shown)?,
+        Command::Embed(embed) => output.show(&embed::embed(&client, embed)?, embed::shown)?,
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Bench(bench) => return bench::run(&client, &options, bench, output),

@@ -5,8 +5,8 @@ use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
 use super::messages::{
-    EXT_CRITICAL, EXT_GENERATE_CHAT, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS,
-    EXT_GENERATE_SCORES, EXT_GENERATE_SESSION, Ext,
+    EXT_CRITICAL, EXT_END_EMBEDDING, EXT_GENERATE_CHAT, EXT_GENERATE_EMBEDDING, EXT_GENERATE_FORM,
+    EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, EXT_GENERATE_SCORES, EXT_GENERATE_SESSION, Ext,
 };
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
@@ -69,6 +69,8 @@ pub mod limits {
     pub const EXT_MAX: usize = 16;
     /// Bytes of one extension.
     pub const EXT_BYTES_MAX: usize = 4096;
+    /// Bytes of an embedding: those of the widest model, 131,072 numbers.
+    pub const EMBEDDING_BYTES_MAX: usize = 4 << 17;
     /// Bytes of the extension with an answer's form, the first of which says its kind.
     pub const FORM_BYTES_MAX: usize = 64 << 10;
     /// Bytes of the extension with a chat's tools, fields and variables.
@@ -86,13 +88,14 @@ pub mod limits {
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 6] = [
+const EXT_KNOWN: [(&str, u16); 7] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
     ("GenerateRequest", EXT_GENERATE_CHAT),
     ("GenerateRequest", EXT_GENERATE_SAMPLERS),
     ("GenerateRequest", EXT_GENERATE_SCORES),
+    ("GenerateRequest", EXT_GENERATE_EMBEDDING),
 ];
 
 /// A payload of the protocol.
@@ -202,6 +205,7 @@ pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
         let max = match (place.0, *key) {
             ("GenerateRequest", EXT_GENERATE_FORM) => limits::FORM_BYTES_MAX,
             ("GenerateRequest", EXT_GENERATE_CHAT) => limits::CHAT_EXTRAS_BYTES_MAX,
+            ("GenerateEnd", EXT_END_EMBEDDING) => limits::EMBEDDING_BYTES_MAX,
             _ => limits::EXT_BYTES_MAX,
         };
         within(bytes.len(), "bytes", max, place)?;

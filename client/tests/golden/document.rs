@@ -77,6 +77,7 @@ fn the_document_states_the_limits_of_the_code() {
         ("EXT", limits::EXT_BYTES_MAX),
         ("FORM", limits::FORM_BYTES_MAX),
         ("EXTRAS", limits::CHAT_EXTRAS_BYTES_MAX),
+        ("EMBEDDING", limits::EMBEDDING_BYTES_MAX),
         ("TOOLS", limits::TOOLS_MAX),
         ("BIASES", limits::BIASES_MAX),
         ("LAST", limits::PENALTY_TOKENS_MAX as usize),

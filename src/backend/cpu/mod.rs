@@ -44,6 +44,7 @@ pub use isa::{Isa, Kernels};
 pub use slices::Slices;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use compute::{Compute, Worker};
@@ -285,6 +286,25 @@ impl Backend for CpuBackend {
         let scratch = &mut self.sample;
         let draw = |(row, i)| sample::sample(level, model.logits(i), row, scratch);
         Ok(rows.iter().zip(0..).map(draw).collect())
+    }
+
+    fn last_rows(&mut self, rows: Range<u32>) -> Result<Vec<f32>, BackendError> {
+        let (_, model) = self.step()?;
+        let absent = BackendError::Absent("the step has no such rows of the last layer");
+        let layers = model.program.layer_count();
+        let done = model.at.0 >= layers
+            && model
+                .bound
+                .parts
+                .get(layers as usize)
+                .is_some_and(|units| model.at.0 > layers || model.at.1 == units.len());
+        let value = model.program.last_rows().and_then(|last| model.bound.place(last.value));
+        match value {
+            Some(place) if done && rows.end as usize <= model.step.rows() => {
+                Ok(rows.flat_map(|row| model.values.row(place, row as usize)).copied().collect())
+            }
+            _ => Err(absent),
+        }
     }
 
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -504,6 +505,18 @@ impl Backend for HipBackend {
             self.wait_for_device()?;
         }
         Ok(self.load_waits.get_mut().end()?)
+    }
+
+    fn last_rows(&mut self, rows: Range<u32>) -> Result<Vec<f32>, BackendError> {
+        let absent = BackendError::Absent("the step has no such rows of the last layer");
+        let model = self.step()?;
+        let done =
+            model.step.part >= model.program.head_part() && rows.end as usize <= model.step.token_ids.len();
+        if !done || model.step.deferred {
+            return Err(absent);
+        }
+        self.wait_for_device()?;
+        self.current_model()?.last_rows(&self.stream, rows)?.ok_or(absent)
     }
 
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {

@@ -55,7 +55,6 @@ const NEUTRAL: &[(&str, Neutral)] = &[
     ("n_deepstack_layers", Neutral::Numbers(&[0.0])),
     ("deepstack_mapping", Neutral::Numbers(&[-1.0])),
     ("leading_dense_block_count", Neutral::Numbers(&[0.0])),
-    ("pooling_type", Neutral::Numbers(&[0.0])),
     ("classifier.pooling_type", Neutral::Numbers(&[0.0])),
     ("expert_used_count", Neutral::Numbers(&[0.0])),
     ("expert_shared_count", Neutral::Numbers(&[0.0])),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::metadata::Metadata;
 use super::rope::Rope;
 use super::tensors::{Tensors, Want};
+use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
@@ -461,8 +462,19 @@ impl<'a> Writer<'a> {
         context_length: u32,
     ) -> Result<ExecutionPlan, PlanError> {
         self.tensors.finish(name)?;
+        let pooling = self.metadata.count_if_there("pooling_type", 0..=3)?.map_or(0, |number| number as u64);
+        let wanted = Pooling::of_file(pooling);
+        if pooling != 0 && wanted.is_none() {
+            return Err(self.metadata.unsupported("the first token's row as embedding (pooling_type = 2)"));
+        }
         super::unread_keys::check(&self.metadata, shape.hidden, context_length)?;
         let program = self.program.finish(logits)?;
-        Ok(ExecutionPlan { architecture: name.to_owned(), program: Arc::new(program), shape, context_length })
+        Ok(ExecutionPlan {
+            architecture: name.to_owned(),
+            program: Arc::new(program),
+            shape,
+            context_length,
+            pooling: wanted,
+        })
     }
 }

@@ -42,8 +42,8 @@ pub(super) struct Paused {
 
 /// How a stretch of a step ended.
 enum Stretch {
-    /// The step is done: sampled tokens, and the time that it waited for weights.
-    Done(Vec<Drawn>, Duration),
+    /// The step is done: sampled tokens, rows for embeddings, and the time that it waited for weights.
+    Done(Vec<Drawn>, Vec<f32>, Duration),
     /// It made way for others before this part.
     Suspended(u32),
     /// It waits for pages before this part, or inside it.
@@ -97,7 +97,9 @@ impl Core {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }
         match result {
-            Ok(Stretch::Done(sampled, load)) => self.deliver(&step, sampled, load + paused.waited),
+            Ok(Stretch::Done(sampled, rows, load)) => {
+                self.deliver(&step, sampled, &rows, load + paused.waited)
+            }
             Ok(Stretch::Unreadable(error)) => self.fail_model(step.model, error),
             Ok(Stretch::Suspended(_) | Stretch::Waits(_)) | Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
             // The next turn tries again, as long as something can be freed.
@@ -114,7 +116,7 @@ impl Core {
 
     /// Computes a stretch of `in_step`.
     fn compute(&mut self, paused: &mut Paused) -> Result<Stretch, BackendError> {
-        let nothing = Ok(Stretch::Done(Vec::new(), Duration::ZERO));
+        let nothing = Ok(Stretch::Done(Vec::new(), Vec::new(), Duration::ZERO));
         let Some(step) = &self.in_step else { return nothing };
         let Some(hosted) = self.device.models.get(step.model) else { return nothing };
         let (model, facts) = (Arc::clone(&hosted.model), self.shared.facts());
@@ -155,7 +157,7 @@ impl Core {
         };
         let ran = step::run(device, &mut paused.arrays, step.resumed.then_some(paused.part));
         let result = ran.and_then(|ran| match ran {
-            Ran::Done(drawn) => Ok(Stretch::Done(drawn, self.device.backend.load_wait()?)),
+            Ran::Done(drawn, rows) => Ok(Stretch::Done(drawn, rows, self.device.backend.load_wait()?)),
             Ran::Suspended(part) => Ok(Stretch::Suspended(part)),
             Ran::Waits(part) => Ok(Stretch::Waits(part)),
             Ran::Unreadable(error) => Ok(Stretch::Unreadable(error)),
@@ -188,19 +190,23 @@ impl Core {
         self.device.release_freed(&mut self.schedule);
     }
 
-    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
+    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, mut last_rows: &[f32], load: Duration) {
         let now = lock::now();
         self.counters.load_waits += u64::from(!load.is_zero());
         self.counters.load_wait += load;
         self.counters.steps += 1;
         self.counters.step_sequences += step.work.len() as u64;
         let mut sampled = sampled.into_iter();
+        let embedded: u32 = step.work.iter().map(|work| work.embeds).sum();
+        let width = last_rows.len() / embedded.max(1) as usize;
         for work in &step.work {
             let rows = u64::from(work.rows);
             self.counters.rows += rows;
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
             let scores: Result<Vec<Sampled>, _> = sampled.by_ref().take(work.scores as usize).collect();
+            let (mine, others) = last_rows.split_at_checked(work.embeds as usize * width).unwrap_or_default();
+            last_rows = others;
             let drawn = if work.samples { sampled.next() } else { None };
             if work.samples && self.ended_by_constraint(work.id) {
                 continue;
@@ -220,6 +226,18 @@ impl Core {
             // Without a sequence it ended, or lost its pages to another one.
             let Some(sequence) = self.schedule.advance(work, id, now) else { continue };
             sequence.add_load(load);
+            sequence.embed(mine);
+            match sequence.embedded(now) {
+                None => {}
+                Some(Ok(outcome)) => {
+                    self.end(work.id, Event::Done(outcome));
+                    continue;
+                }
+                Some(Err(error)) => {
+                    self.fail(work.id, JobError::Backend(error));
+                    continue;
+                }
+            }
             if !scores.is_empty() && !sequence.send(Event::Tokens(sequence.told(scores))) {
                 self.fail(work.id, JobError::Cancelled);
                 continue;

@@ -50,8 +50,9 @@ impl<A> Schedule<A> {
                     restarts: sequence.restarts,
                     start: sequence.computed,
                     rows,
-                    samples: rows == sequence.pending(),
+                    samples: rows == sequence.pending() && sequence.request.embeds.is_none(),
                     scores,
+                    embeds: sequence.embeds(rows),
                     decode: sequence.decodes(),
                 });
             }

@@ -202,6 +202,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         priority: 128,
         shift: None,
         scores: None,
+        embedding: None,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

@@ -1,15 +1,17 @@
 //! Ollama's API: chats and texts in lines of JSON, and its lists of models.
 
+mod embed;
 mod generate;
 mod models;
 mod options;
 
+pub use embed::{embed, embeddings};
 pub use generate::{chat, generate};
 pub use models::{ps, show, tags, version};
 
 use crate::failure::Failure;
 
-/// The refusal of a path that needs an ability which the daemon lacks on purpose, or does not have yet.
+/// The refusal of a path that needs an ability which the daemon lacks on purpose.
 pub fn refusal(path: &str) -> Option<Failure> {
     let reason = match path {
         "/api/pull" | "/api/push" => {
@@ -19,7 +21,6 @@ pub fn refusal(path: &str) -> Option<Failure> {
         "/api/create" | "/api/copy" | "/api/delete" => {
             "models are files of the daemon's models directory: change them there"
         }
-        "/api/embed" | "/api/embeddings" => "the daemon computes no embeddings yet",
         _ => return None,
     };
     Some(Failure::new(501, reason))

@@ -1,13 +1,15 @@
-//! OpenAI's API: models, chat completions, completions.
+//! OpenAI's API: models, chat completions, completions, embeddings.
 
 mod chat;
 mod chunks;
 mod completions;
+mod embeddings;
 mod logprobs;
 mod models;
 
 pub use chat::chat_completions;
 pub use completions::completions;
+pub use embeddings::embeddings;
 pub use models::{model, models};
 
 use rocmforge_client::wire::{SamplingOptions, StopReason};

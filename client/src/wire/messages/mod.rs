@@ -6,6 +6,7 @@
 mod chat;
 mod daemon;
 mod doctor;
+mod embedding;
 mod generate;
 mod limits;
 mod model;
@@ -19,6 +20,7 @@ mod users;
 pub use chat::*;
 pub use daemon::*;
 pub use doctor::*;
+pub use embedding::*;
 pub use generate::*;
 pub use limits::*;
 pub use model::*;

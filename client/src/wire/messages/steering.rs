@@ -165,6 +165,11 @@ pub enum BadSteering {
     /// Of [`EXT_GENERATE_SCORES`](super::EXT_GENERATE_SCORES).
     #[error("log-probabilities of the prompt have one byte, a number of alternatives in 0..={max}", max = limits::TOP_LOGPROBS_MAX)]
     Scores,
+    /// Of [`EXT_GENERATE_EMBEDDING`](super::EXT_GENERATE_EMBEDDING).
+    #[error(
+        "an embedding has two bytes: 0 (the file's pooling), 1 (mean) or 3 (last), then 0 or 1 for a normalised one"
+    )]
+    Embedding,
 }
 
 impl GenerateRequest {

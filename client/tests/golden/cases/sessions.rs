@@ -51,6 +51,13 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
             .with_form(&AnswerForm::new(FormKind::Gbnf, "root ::= [a-z]+")),
     );
     let scores = frame(Op::Generate, "scores", at(25), generate.clone().with_scores(5));
-    let all = [reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores];
+    let options = EmbeddingOptions { pooling: Some(Pooling::Mean), normalise: true };
+    let embedding = frame(Op::Generate, "embedding", at(27), generate.clone().with_embedding(options));
+    // More numbers than another extension holds.
+    let numbers = (0..1100u16).flat_map(|number| f32::from(number).to_le_bytes()).collect();
+    let embedded = GenerateEnd { ext: vec![(EXT_END_EMBEDDING, numbers)], ..end.clone() };
+    let embedded = frame(Op::End, "embedding", at(27), embedded);
+    let all =
+        [reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores, embedding, embedded];
     groups.into_iter().flatten().chain(all).collect()
 }

@@ -1,5 +1,6 @@
 //! One open model: its bound program, KV pages, scratch memory and current step.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::hip::kernels::thresholds::TILED_ROWS;
@@ -326,7 +327,7 @@ impl OpenModel {
         self.launch(run, self.step.part, 0..self.step.unit)
     }
 
-    fn launch(&self, run: &Run<'_>, part: u32, units: std::ops::Range<usize>) -> Result<(), BackendError> {
+    fn launch(&self, run: &Run<'_>, part: u32, units: Range<usize>) -> Result<(), BackendError> {
         let (bound, addresses) = (self.bound.parts.get(part as usize), self.addresses.get(part as usize));
         let (Some(bound), Some(addresses)) = (bound, addresses) else { return Ok(()) };
         let (weights, units) = (addresses.weights(), units.start..units.end.min(bound.units.len()));
@@ -394,6 +395,22 @@ impl OpenModel {
     /// [`BackendError::Internal`]: a bug.
     pub fn logits(&self) -> Result<&Buffer, BackendError> {
         self.scratch.buffer(&self.bound, self.bound.logits.plane)
+    }
+
+    /// Copies these rows of the last layer to the host; `None` if the program's head takes none. The device must be idle.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a copy.
+    pub fn last_rows(&self, stream: &Stream, rows: Range<u32>) -> Result<Option<Vec<f32>>, BackendError> {
+        let last = self.program.last_rows().and_then(|last| self.program.values().get(last.value.0 as usize));
+        let (Some(view), Some(value)) = (self.bound.last_rows, last) else { return Ok(None) };
+        let (stride, width, count) = (view.stride as usize, value.width as usize, rows.len());
+        let first = rows.start as usize * stride + view.column as usize;
+        // The last row ends with its own values.
+        let mut wide = vec![0f32; count.saturating_sub(1) * stride + if count > 0 { width } else { 0 }];
+        let buffer = self.scratch.buffer(&self.bound, view.plane)?;
+        stream.download(buffer.range(first * 4, wide.len() * 4)?, wide.as_mut_slice())?;
+        Ok(Some(wide.chunks(stride.max(1)).flat_map(|row| row.iter().take(width)).copied().collect()))
     }
 
     /// Whether the unit that just ran chooses among experts of which some are not resident.

@@ -37,6 +37,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         credit: 100,
         deadline: None,
         scores: false,
+        embeds: None,
     }
 }
 

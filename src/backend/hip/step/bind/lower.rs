@@ -45,6 +45,8 @@ pub struct Lower<'a> {
     pub windows: Vec<u32>,
     pub group_max: u32,
     pub table: Option<(TensorId, usize)>,
+    /// The rows that the last take reads.
+    pub last_rows: Option<View>,
 }
 
 /// Lowers a program's operations to units.
@@ -82,6 +84,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         windows: Vec::new(),
         group_max: 0,
         table: None,
+        last_rows: None,
         program,
         limits,
         modes,
@@ -119,6 +122,9 @@ impl Lower<'_> {
         let view = self.float(logits)?;
         let view = self.whole(view, self.program.vocab() as u32, Rows::Wanted);
         self.planes.keep(view.plane);
+        if let Some(rows) = self.last_rows {
+            self.planes.keep(rows.plane);
+        }
         let (slots, places) = self.planes.place();
         Ok(Bound {
             parts: self.parts,
@@ -128,6 +134,7 @@ impl Lower<'_> {
             kv: self.kv,
             table: self.table,
             logits: view,
+            last_rows: self.last_rows,
             windows: self.windows,
             group_max: self.group_max,
             limits: self.limits,

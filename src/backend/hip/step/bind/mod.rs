@@ -43,6 +43,8 @@ pub struct Bound {
     pub table: Option<(TensorId, usize)>,
     /// View of the logits, without gaps.
     pub logits: View,
+    /// View of the rows that the last layer leaves, kept until after the last unit; `None` if the head takes none.
+    pub last_rows: Option<View>,
     /// Distinct attention windows in tokens; 0 is unlimited.
     pub windows: Vec<u32>,
     /// Most query heads per KV head among groups that fit a prefill tile; 0 if there are none.

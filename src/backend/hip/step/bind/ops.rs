@@ -24,6 +24,7 @@ impl Lower<'_> {
         if let Op::Take { from, .. } = *op {
             let view = self.float(self.read(number, from)?)?;
             let wrote = self.wrote(number)?;
+            self.last_rows = Some(view);
             self.taken.insert(wrote, view);
         }
         Ok(())
@@ -86,6 +87,7 @@ impl Lower<'_> {
 
     fn take(&mut self, number: usize, from: ValueId) -> Result<(), BackendError> {
         let (from, wrote) = (self.float(self.read(number, from)?)?, self.wrote(number)?);
+        self.last_rows = Some(from);
         let cols = self.value(self.version(wrote)?.value)?.width;
         if let Some(out) = self.fresh(wrote, true)?.float {
             self.emit(Work::Take(Take { from, out, cols }), Rows::Wanted);
