@@ -166,12 +166,14 @@ impl<A> Schedule<A> {
     /// Rows of each user in the next step of a model, and the time that a prompt may make it take beside answers.
     fn rows_of_users(&self, model: ModelId, now: Instant) -> (BTreeMap<u32, u32>, Option<Duration>) {
         let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
-        let mut decoding = 0;
+        let mut answers: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         for sequence in self.running.iter().filter(|s| s.request.model == model && self.takes_part(s)) {
             let rows = wanted.entry(sequence.request.uid).or_default();
             *rows = rows.saturating_add(sequence.pending());
-            decoding += u32::from(sequence.decodes());
+            let (decoding, waiting) = answers.entry(sequence.request.uid).or_default();
+            *(if sequence.decodes() { decoding } else { waiting }) += 1;
         }
+        let decoding: u32 = answers.values().map(|(decoding, _)| decoding).sum();
         let estimate = self.costs.get(&model).and_then(super::Cost::estimate);
         let least = wanted.keys().map(|uid| self.accounts.of(*uid)).min().unwrap_or_default();
         let reads = estimate.map_or(Duration::ZERO, |e| Duration::from_secs_f64(2.0 * e.fixed));
@@ -191,6 +193,8 @@ impl<A> Schedule<A> {
         }
         let cost = self.costs.get(&model);
         let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding);
+        let longer = crowd(answers.into_values());
+        let goal = goal.map(|goal| Duration::try_from_secs_f64(goal.as_secs_f64() * longer).unwrap_or(goal));
         // One row of a prompt at least: without, no step would tell that prompts take less time now.
         let mixed = goal.and_then(|goal| cost?.rows_mixed(goal)).map(|rows| rows.max(decoding + 1));
         let limit = row_limit(estimate, contended)
@@ -334,6 +338,15 @@ fn mixed_goal(estimate: Option<Estimate>, measured: Option<f64>, decoding: u32) 
     Some(Duration::try_from_secs_f64(time).unwrap_or(MIXED_LEAST).max(MIXED_LEAST))
 }
 
+/// How many times as long such a step may be, because more of each user's sequences wait for their first token than decode.
+/// Short steps would make all of them wait longer: a row of a prompt costs twice as much there. `users`: sequences of each
+/// that decode, and that wait. A user with answers alone keeps the step short for all.
+fn crowd(users: impl Iterator<Item = (u32, u32)>) -> f64 {
+    let answering = users.filter(|(decoding, _)| *decoding > 0);
+    let parts = answering.map(|(decoding, waiting)| f64::from(waiting) / f64::from(decoding));
+    parts.reduce(f64::min).unwrap_or(1.0).max(1.0)
+}
+
 /// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
 /// are enough.
 fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
@@ -388,6 +401,13 @@ mod tests {
         assert_eq!((goal(None, 2), goal(None, 16)), (Some(28), Some(84)));
         assert_eq!((goal(Some(0.010), 2), goal(Some(0.100), 2)), (Some(20), Some(28)));
         assert_eq!(goal(Some(0.002), 2), Some(10), "the least");
+        let crowd = |users: &[(u32, u32)]| crowd(users.iter().copied());
+        assert_eq!([crowd(&[(8, 8)]), crowd(&[(8, 56)]), crowd(&[])], [1.0, 7.0, 1.0]);
+        assert_eq!(
+            [crowd(&[(8, 56), (1, 0)]), crowd(&[(8, 56), (0, 9)])],
+            [1.0, 7.0],
+            "another user's answer"
+        );
     }
 
     #[test]
