@@ -82,13 +82,14 @@ fn plan(forge: &Forge) -> Result<String, String> {
     let tensors =
         program.tensors().iter().map(|t| (t.lazy.name(), t.lazy.dtype(), t.lazy.shape(), t.residence));
     Ok(format!(
-        "{:?} {:?} {:?} {:?} {:?} {:?} {}",
+        "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {}",
         tensors.collect::<Vec<_>>(),
         program.values(),
         program.states(),
         program.ropes().iter().map(|rope| (&rope.spec, rope.factors)).collect::<Vec<_>>(),
         program.parts(),
         model.plan.shape,
+        model.plan.pooling,
         model.plan.context_length,
     ))
 }

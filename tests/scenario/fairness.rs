@@ -23,6 +23,9 @@ const CONFIG: &str = "[device]\nbackend = 'cpu'\n[limits]\nrunning = 8\n";
 /// Far above any answer's time here. Before users shared the device, one waited for as long as the greedy user wished.
 const SOON: Duration = Duration::from_secs(5);
 
+/// An administrator's connection is taken within this time, whatever others do.
+const ADMITTED: Duration = Duration::from_secs(1);
+
 fn options(socket: std::path::PathBuf) -> Options {
     Options { socket, trust: ServerTrust::Anyone, ..Options::default() }
 }
@@ -245,13 +248,18 @@ fn a_user_that_connects_without_end_delays_nobody() {
     let slowest: u64 =
         start(&rig, "fairness::connects_now_and_then", INNOCENT).line("DONE ").parse().unwrap();
     assert!(Duration::from_millis(slowest) < SOON, "an innocent user waited for {slowest} ms");
-    // More than an ordinary user may: a thousand at once, and 500 a second.
+    for _ in 0..100 {
+        let begun = Instant::now();
+        drop(Raw::connect(&rig));
+        assert!(begun.elapsed() < ADMITTED, "an administrator waits for {:?}", begun.elapsed());
+    }
+    drop(greedy);
+    // More than an ordinary user may: a thousand at once, and 500 a second. Each is answered.
     let begun = Instant::now();
     for _ in 0..3000 {
         drop(Raw::connect(&rig));
-        assert!(begun.elapsed() < 20 * SOON, "an administrator waits");
     }
-    drop(greedy);
+    assert!(begun.elapsed() < 4 * SOON, "an administrator waits for {:?}", begun.elapsed());
     rig.assert_serves();
 }
 
