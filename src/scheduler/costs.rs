@@ -11,7 +11,7 @@ const KEPT: f64 = 0.95;
 /// Weight of a new step in the means of answers alone.
 const ANSWERS_KEPT: f64 = 0.2;
 
-/// A step of answers counts at most so many times as long as the mean. A GPU records some steps, which takes 25 ms instead of 4.
+/// A step of answers counts at most so many times as long as the mean. A GPU records some steps, which takes 13 ms instead of 4.
 /// Prompts that may double the mean were as long for seconds afterwards.
 const OUTLIER: f64 = 1.25;
 
