@@ -92,12 +92,15 @@ impl Pooler {
     /// Adds the norm of a row to the sum.
     fn add(&self, row: &[f32], sum: &mut [f64]) {
         let width = row.len().max(1) as f64;
-        let mean_of = |f: &dyn Fn(f64) -> f64| row.iter().map(|x| f(f64::from(*x))).sum::<f64>() / width;
-        let centre = if self.kind == NormKind::Layer { mean_of(&|x| x) } else { 0.0 };
-        let scale = 1.0 / (mean_of(&|x| (x - centre).powi(2)) + f64::from(self.eps)).sqrt();
-        let bias = self.bias.iter().copied().chain(std::iter::repeat(0.0));
-        for (((sum, x), weight), bias) in sum.iter_mut().zip(row).zip(&self.weight).zip(bias) {
-            *sum += (f64::from(*x) - centre) * scale * f64::from(*weight) + f64::from(bias);
+        let numbers = || row.iter().copied().map(f64::from);
+        let centre = if self.kind == NormKind::Layer { numbers().sum::<f64>() / width } else { 0.0 };
+        let squares: f64 = numbers().map(|x| (x - centre).powi(2)).sum();
+        let scale = 1.0 / (squares / width + f64::from(self.eps)).sqrt();
+        for ((sum, x), weight) in sum.iter_mut().zip(numbers()).zip(&self.weight) {
+            *sum += (x - centre) * scale * f64::from(*weight);
+        }
+        for (sum, bias) in sum.iter_mut().zip(&self.bias) {
+            *sum += f64::from(*bias);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::sizes::{Sizes, norm};
 use super::writer::{Presence, Writer};
 use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout, RopeSpec};
+use crate::program::{NormKind, RopeLayout, RopeSpec};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
@@ -29,9 +29,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         w.rotate(heads, [queries, keys], qkv);
         let attended = w.attend_rotated(heads, qkv, heads.scale(), None);
         w.add_projection("attention output", "attn_output", attended, x, Presence::Optional);
-        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Optional);
-        w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Optional);
+        w.feed_forward(rms, x, sizes.ffn, Presence::Optional);
     }
     let logits = w.head(rms, x);
     Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })

@@ -5,7 +5,7 @@ use super::sizes::{Sizes, norm};
 use super::writer::{Presence, Writer};
 use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout};
+use crate::program::{NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
@@ -21,9 +21,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let qkv = w.qkv(heads, normed, Presence::Required);
         let attended = w.attend(heads, rope, qkv, heads.scale(), None);
         w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
-        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Never);
-        w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
+        w.feed_forward(rms, x, sizes.ffn, Presence::Never);
     }
     (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
     let logits = w.head(rms, x);

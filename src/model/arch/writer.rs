@@ -403,6 +403,13 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
     }
 
+    /// The feed-forward half of a layer: the norm of `x`, gate and up with `bias`, and what down adds to `x`.
+    pub fn feed_forward(&mut self, norm: Norm, x: ValueId, ffn: usize, bias: Presence) {
+        let normed = self.norm("feed-forward norm", "ffn_norm", norm, x);
+        let gated = self.gated(normed, ffn, Activation::Silu, bias);
+        self.add_projection("feed-forward down", "ffn_down", gated, x, bias);
+    }
+
     /// The expert that all rows share, of width `ffn`.
     pub fn shared_expert(&mut self, from: ValueId, ffn: usize) -> ValueId {
         let gate = self.project("shared expert's gate", "ffn_gate_shexp", from, ffn, Presence::Never);

@@ -86,9 +86,15 @@ impl Core {
             self.paused.insert(step.model, paused);
             return;
         }
-        let decoding = step.work.iter().filter(|work| work.decode).count();
-        let (rows, goal, loaded) = (step.rows(), step.goal, paused.loaded);
-        tracing::trace!(model = step.model.0, rows, decoding, time = ?paused.time, ?goal, loaded, "ran a step");
+        tracing::trace!(
+            model = step.model.0,
+            rows = step.rows(),
+            decoding = step.work.iter().filter(|work| work.decode).count(),
+            time = ?paused.time,
+            goal = ?step.goal,
+            loaded = paused.loaded,
+            "ran a step"
+        );
         if result.is_ok() && !paused.loaded {
             self.schedule.observe(&step, paused.time);
         }

@@ -4,7 +4,8 @@ use super::Run;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnPrefill;
 use crate::backend::hip::step::bind::Attend;
-use crate::backend::hip::{DevicePtr, Grid};
+use crate::backend::hip::step::scratch::Scratch;
+use crate::backend::hip::{Buffer, DevicePtr, Grid};
 use crate::backend::{BackendError, KvType, StepBatch};
 
 /// Queries of one KV head per tile.
@@ -70,8 +71,10 @@ impl Run<'_> {
         };
         let (out16, row_scales) = self.halves(&unit.out);
         let tiles = self.layout.tiles as u32;
-        let room = self.scratch.part_values.len() / (4 * TILE_QUERIES * unit.head_dim) as usize;
-        let room = room.min(self.scratch.counters.len() / 4) as u32;
+        let Scratch { part_values, part_stats, counters, .. } = self.scratch;
+        let room = |buffer: &Buffer, words: u32| buffer.len() / (4 * words) as usize;
+        let parts = room(part_values, TILE_QUERIES * unit.head_dim).min(room(part_stats, TILE_QUERIES * 2));
+        let room = parts.min(room(counters, 1)) as u32;
         let shares = shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room);
         let arguments = AttnPrefill {
             q: self.at(unit.queries),
@@ -83,9 +86,9 @@ impl Run<'_> {
             out: if halves { DevicePtr::NULL } else { self.floats(&unit.out) },
             out16: if halves { out16 } else { DevicePtr::NULL },
             row_scales,
-            part_values: self.scratch.part_values.ptr(),
-            part_stats: self.scratch.part_stats.ptr(),
-            counters: self.scratch.counters.ptr(),
+            part_values: part_values.ptr(),
+            part_stats: part_stats.ptr(),
+            counters: counters.ptr(),
             layer_offset: unit.kv.offset,
             scale: unit.scale,
             n_heads: unit.heads,
