@@ -11,7 +11,7 @@
 //            common/activation.h defines A8 and X16
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
 // Alignment  16 bytes for all planes. If cols or a stride is not a multiple of 4, values are read and written one by one
-// Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these in order; squares are summed after the mean
+// Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these as a tree; squares are summed after the mean
 //            is known. A row's bits depend on the row and the block's size alone, not on M and not on the wave size
 // Tolerance  norm_f32: |got - want| <= 4e-6 * |want| + s, s the sum of: 4e-6 * largest |bias|; where centre is 1, 1e-6 *
 //            mean(|x|) * largest |weight| / sqrt(mean((x - mean)^2) + eps); where add is 1, 4e-5
@@ -47,11 +47,13 @@ struct Row {
     u32 cols;
     bool wide;
     f32 mean, factor;
-    Four kept[KEPT];
+    Four kept[KEPT], gains[KEPT];
 
     DEV u32 step() const { return block_threads() * 4; }
 
     DEV Row(const Task& t, f32* room) : weight(t.weight), bias(t.bias), cols(t.cols), mean(0.0f) {
+        // Weights do not depend on the launch before.
+        UNROLL for (u32 i = 0; i < KEPT; i++) gains[i] = gain(i * step() + thread_id() * 4);
         wait_for_predecessor();
         u32 row = t.rows ? t.rows[block_x()] : block_x();
         x = t.x + (u64)row * t.x_stride;
@@ -97,8 +99,9 @@ struct Row {
         return sum;
     }
 
-    DEV Four scaled(Four x, u32 k) const {
-        Four w = load_four(weight, k, cols, wide);
+    DEV Four gain(u32 k) const { return load_four(weight, k, cols, rows_are_wide(weight, cols)); }
+
+    DEV Four scaled(Four x, const Four& w, u32 k) const {
         UNROLL for (u32 i = 0; i < 4; i++) x.v[i] = x.v[i] * factor * w.v[i];
         if (bias) {
             Four b = load_four(bias, k, cols, wide);
@@ -110,11 +113,11 @@ struct Row {
     template <class Use> DEV void each(u32 end, Use use) const {
         UNROLL for (u32 i = 0; i < KEPT; i++) {
             u32 start = i * step();
-            if (start < end) use(start + thread_id() * 4, scaled(kept[i], start + thread_id() * 4));
+            if (start < end) use(start + thread_id() * 4, scaled(kept[i], gains[i], start + thread_id() * 4));
         }
         for (u32 start = KEPT * step(); start < end; start += step()) {
             u32 k = start + thread_id() * 4;
-            use(k, scaled(far(k), k));
+            use(k, scaled(far(k), gain(k), k));
         }
     }
 };

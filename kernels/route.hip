@@ -10,7 +10,7 @@
 // Requires   1 <= used <= count <= 512
 // Launch     grid = M, block = 256
 // Alignment  4 bytes
-// Sums in    f32: each thread's terms in rising order, 32 lanes as a tree, then these in order; a row's bits depend on its
+// Sums in    f32: each thread's terms in rising order, 32 lanes as a tree, then these as a tree; a row's bits depend on its
 //            logits alone
 // Tolerance  experts: 0; weights: |got / want - 1| < 4e-6
 // Reference  a sort and f64 exponentials in tests/kernels/experts.rs

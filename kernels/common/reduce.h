@@ -16,22 +16,19 @@ template <class T> DEV T team_sum(T v) { return wave_sum<TEAM>(v); }
 // NaNs are ignored.
 template <class T> DEV T team_max(T v) { return wave_max<TEAM>(v); }
 
-// Over the block: a tree in each team, then the teams in rising order. `room` holds TEAMS_MAX values in LDS. The caller puts
-// a barrier between two uses of one room.
+// Over the block: a tree in each team, then one over the teams. `room` holds TEAMS_MAX values in LDS. The caller puts a barrier
+// between two uses of one room.
 template <class T> DEV T teams_sum(T v, T* room) {
     v = team_sum(v);
     if (team_lane() == 0) room[team_id()] = v;
     barrier_lds();
-    T sum = room[0];
-    for (u32 i = 1; i < block_threads() / TEAM; i++) sum += room[i];
-    return sum;
+    return team_sum(team_lane() < block_threads() / TEAM ? room[team_lane()] : T(0));
 }
 
+// Of values that are 0 or more.
 template <class T> DEV T teams_max(T v, T* room) {
     v = team_max(v);
     if (team_lane() == 0) room[team_id()] = v;
     barrier_lds();
-    T most = room[0];
-    for (u32 i = 1; i < block_threads() / TEAM; i++) most = Max::of(most, room[i]);
-    return most;
+    return team_max(team_lane() < block_threads() / TEAM ? room[team_lane()] : T(0));
 }

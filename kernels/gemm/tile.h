@@ -139,22 +139,28 @@ template <u32 M> struct Splits {
             UNROLL for (u32 i = 0; i < sizeof o / sizeof o[0]; i++) mine[r * TILE + o[i]] = sum[i];
         });
         if (!last_block(counters + block_y() * grid_x() + block_x(), grid_z())) return;
-        // Four sums at a time; all loads of a split are in flight together.
-        constexpr u32 FOURS = (M < 64 ? M : 64) * TILE / 1024;
+        // Four sums at a time. Loads of some splits are in flight together, in 64 registers: one after the other, eight splits take
+        // eight latencies.
+        constexpr u32 FOURS = (M < 64 ? M : 64) * TILE / 1024, TOGETHER = 16 / FOURS;
         ROLLED for (u32 start = 4 * thread_id(); start < M * TILE; start += 1024 * FOURS) {
             f32 all[FOURS][4];
             UNROLL for (u32 i = 0; i < FOURS; i++) {
                 UNROLL for (u32 e = 0; e < 4; e++) all[i][e] = 0.0f;
             }
-            ROLLED for (u32 split = 0; split < grid_z(); split++) {
-                const f32* from = of(split) + start;
-                u32x4 four[FOURS];
-                UNROLL for (u32 i = 0; i < FOURS; i++) four[i] = load16(from + 1024 * i);
-                UNROLL for (u32 i = 0; i < FOURS; i++) {
-                    all[i][0] += as_f32(four[i].x);
-                    all[i][1] += as_f32(four[i].y);
-                    all[i][2] += as_f32(four[i].z);
-                    all[i][3] += as_f32(four[i].w);
+            ROLLED for (u32 split = 0; split < grid_z(); split += TOGETHER) {
+                u32x4 four[TOGETHER][FOURS];
+                UNROLL for (u32 s = 0; s < TOGETHER; s++) {
+                    const f32* from = of(min_u32(split + s, grid_z() - 1)) + start;
+                    UNROLL for (u32 i = 0; i < FOURS; i++) four[s][i] = load16(from + 1024 * i);
+                }
+                UNROLL for (u32 s = 0; s < TOGETHER; s++) {
+                    if (split + s >= grid_z()) break;
+                    UNROLL for (u32 i = 0; i < FOURS; i++) {
+                        all[i][0] += as_f32(four[s][i].x);
+                        all[i][1] += as_f32(four[s][i].y);
+                        all[i][2] += as_f32(four[s][i].z);
+                        all[i][3] += as_f32(four[s][i].w);
+                    }
                 }
             }
             UNROLL for (u32 i = 0; i < FOURS; i++) {

@@ -75,6 +75,8 @@ DEV void wave_sync() {
     __builtin_amdgcn_wave_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
+// Waves order their own stores here (nvidia.h has the other case).
+constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
@@ -152,7 +154,6 @@ DEV u32 atomic_add_acq_rel(u32* p, u32 v) {
     return __hip_atomic_fetch_add(p, v, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEV u32 load_acquire(const u32* p) { return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT); }
-DEV void store_release(u32* p, u32 v) { __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void store_release_system(u32* p, u32 v) { __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM); }
 
 DEV i32 dot4(i32 a, i32 b, i32 c) {

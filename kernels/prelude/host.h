@@ -140,6 +140,7 @@ DEV u32 wave() { return host::self->wave; }
 DEV void barrier_lds(HOST_HERE) { host::wait_block(file, line); }
 DEV void barrier(HOST_HERE) { host::wait_block(file, line); }
 DEV void wave_sync(HOST_HERE) { host::wait_wave("wave_sync", file, line); }
+constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
@@ -229,7 +230,6 @@ DEV u32 atomic_cas(u32* p, u32 want, u32 v) {
 }
 DEV u32 atomic_add_acq_rel(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 DEV u32 load_acquire(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-DEV void store_release(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 DEV void store_release_system(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
 DEV i32 dot4(i32 a, i32 b, i32 c) {

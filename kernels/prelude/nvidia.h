@@ -100,20 +100,18 @@ DEV u32 atomic_max(u32* p, u32 v) { return atomicMax(p, v); }
 DEV u32 atomic_min(u32* p, u32 v) { return atomicMin(p, v); }
 DEV u32 atomic_or(u32* p, u32 v) { return atomicOr(p, v); }
 DEV u32 atomic_cas(u32* p, u32 want, u32 v) { return atomicCAS(p, want, v); }
+// In PTX's memory model a barrier of the block before and after makes one thread's release and acquire count for all threads. A
+// fence of each thread instead takes about a microsecond.
+constexpr bool ATOMIC_ORDERS_BLOCK = true;
 DEV u32 atomic_add_acq_rel(u32* p, u32 v) {
-    __threadfence();
-    u32 old = atomicAdd(p, v);
-    __threadfence();
+    u32 old;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(__cvta_generic_to_global(p)), "r"(v) : "memory");
     return old;
 }
 DEV u32 load_acquire(const u32* p) {
     u32 v = *(const volatile u32*)p;
     __threadfence();
     return v;
-}
-DEV void store_release(u32* p, u32 v) {
-    __threadfence();
-    *(volatile u32*)p = v;
 }
 DEV void store_release_system(u32* p, u32 v) {
     __threadfence_system();

@@ -47,7 +47,7 @@
 //   copy16_async(lds, p)  end_copies() (ends a group of this thread's)  wait_copies<N>() (until all but its last N arrived)
 // Atomics (device scope; u32* in global memory or LDS)
 //   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
-//   atomic_add_acq_rel(p, v)  load_acquire(p)  store_release(p, v)  store_release_system(p, v) (seen by the host)
+//   atomic_add_acq_rel(p, v) (global memory)  load_acquire(p)  store_release_system(p, v) (seen by the host)
 // Integers
 //   dot4(i32 a, i32 b, i32 c)      c + sum of four i8*i8          dot4_us(u32 a, i32 b, i32 c)   four u8*i8
 //   u32x2 table16(u32 q, u32x4 t)  looks up 8 of 16 bytes: .x by the low nibbles of q's bytes, .y by the high nibbles

@@ -49,16 +49,16 @@ template <u32 THREADS, class T> DEV T block_max(T v) { return block_reduce<Max, 
 
 DEV bool last_block(u32* counter, u32 total) {
     LDS(arrived, u32[1]);
-    fence_device();
+    if (!ATOMIC_ORDERS_BLOCK) fence_device();
     barrier();
     if (thread_id() == 0) {
         u32 before = atomic_add_acq_rel(counter, 1);
-        // The last block resets the counter to 0 for the next launch.
-        if (before + 1 == total) store_release(counter, 0);
+        // The last block resets the counter to 0 for the next launch, which begins after this one's writes.
+        if (before + 1 == total) *counter = 0;
         arrived[0] = before;
     }
     barrier();
     bool last = arrived[0] + 1 == total;
-    if (last) fence_device();
+    if (last && !ATOMIC_ORDERS_BLOCK) fence_device();
     return last;
 }

@@ -18,10 +18,10 @@ pub(super) struct A8 {
     pub sums: DevicePtr<i16>,
 }
 
-/// Threads of a workgroup that takes a row of `cols` values, four values each. A row is bound by latency, so a workgroup
-/// takes all of it at once if it can. The row count must not matter: the bits of a norm depend on the thread count.
+/// Threads of a workgroup that takes a row of `cols` values, sixteen values each: as many as a thread keeps in registers
+/// (`KEPT` of kernels/norm.hip). The row count must not matter: the bits of a norm depend on the thread count.
 pub(super) fn row_threads(cols: u32) -> u32 {
-    cols.div_ceil(4).next_multiple_of(64).clamp(64, 1024)
+    cols.div_ceil(16).next_multiple_of(64).clamp(64, 1024)
 }
 
 /// Input rows of a norm, and the target of f32 results.
