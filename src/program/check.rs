@@ -167,6 +167,10 @@ impl Checker<'_> {
             Op::Cap { cap, .. } => {
                 demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
             }
+            Op::Open { gate, value } => {
+                demand(gate != value, || "a value must not be its own gate".into())?;
+                demand(self.width(gate)? == 1, || "the gate of a row must be one number".into())
+            }
             Op::Scale { .. } => Ok(()),
         }
     }

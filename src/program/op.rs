@@ -148,6 +148,13 @@ pub enum Op {
         /// Read and written.
         value: ValueId,
     },
+    /// `value[r] *= 1 / (1 + e^-gate[r])`.
+    Open {
+        /// One number per row.
+        gate: ValueId,
+        /// Read and written.
+        value: ValueId,
+    },
     /// `value *= by`.
     Scale {
         /// Factor.
@@ -238,6 +245,7 @@ impl Op {
             Self::Rope { value, .. } | Self::Cap { value, .. } | Self::Scale { value, .. } => {
                 [Some((value, Update)), None, None]
             }
+            Self::Open { gate, value } => [Some((gate, Read)), Some((value, Update)), None],
             Self::Store { keys, values, .. } => [Some((keys, Read)), Some((values, Read)), None],
             Self::Attend { queries, out, .. } => [Some((queries, Read)), Some((out, Write)), None],
             Self::Gate { gate, up, out, .. } => [Some((gate, Read)), Some((up, Read)), Some((out, Write))],
@@ -271,6 +279,7 @@ impl Op {
             Self::Experts { .. } => "experts",
             Self::Add { .. } => "add",
             Self::Cap { .. } => "cap",
+            Self::Open { .. } => "open",
             Self::Scale { .. } => "scale",
         }
     }

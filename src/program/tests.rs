@@ -233,6 +233,22 @@ fn experts_are_alike_and_come_when_chosen() {
 }
 
 #[test]
+fn a_row_is_opened_by_one_number() {
+    let open = |width| {
+        move |rig: &mut Rig| {
+            let gate = rig.project(width);
+            rig.builder.push(Op::Open { gate, value: rig.x });
+        }
+    };
+    assert_eq!(fault(open(1)), None);
+    refused("must be one number", open(2));
+    refused("its own gate", |rig| {
+        let gate = rig.project(1);
+        rig.builder.push(Op::Open { gate, value: gate });
+    });
+}
+
+#[test]
 fn logits_are_one_number_for_each_token() {
     let mut builder = Builder::new(VOCAB);
     assert!(builder.finish(ValueId(0)).unwrap_err().to_string().contains("has no parts"));

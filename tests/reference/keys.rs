@@ -55,7 +55,7 @@ fn bases() -> Vec<(String, Forge)> {
     let mut seen = BTreeSet::new();
     let all = forge::decoders().into_iter().chain(forge::newer_decoders());
     let named = all.map(|(_, forge)| (forge.architecture(), forge));
-    named.filter(|(name, _)| name != "qwen2moe" && seen.insert(name.clone())).collect()
+    named.filter(|(name, _)| seen.insert(name.clone())).collect()
 }
 
 /// Names of the supported architectures, from the error about another one.

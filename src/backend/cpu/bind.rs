@@ -87,6 +87,8 @@ pub enum RowOp {
     Add { from: Place, scale: f32, out: Place },
     /// See [`Op::Cap`].
     Cap { cap: f32, value: Place },
+    /// See [`Op::Open`].
+    Open { gate: Place, value: Place },
     /// See [`Op::Scale`].
     Scale { by: f32, value: Place },
 }
@@ -279,7 +281,9 @@ fn row_value(op: &Op) -> Option<ValueId> {
         Op::Norm { out, .. } | Op::Gate { out, .. } | Op::Activate { out, .. } | Op::Add { out, .. } => {
             Some(*out)
         }
-        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Scale { value, .. } => Some(*value),
+        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Open { value, .. } | Op::Scale { value, .. } => {
+            Some(*value)
+        }
         _ => None,
     }
 }
@@ -514,6 +518,7 @@ impl Maker<'_, '_> {
             }
             Op::Add { from, scale, out } => RowOp::Add { from: at(from), scale, out: at(out) },
             Op::Cap { cap, value } => RowOp::Cap { cap, value: at(value) },
+            Op::Open { gate, value } => RowOp::Open { gate: at(gate), value: at(value) },
             Op::Scale { by, value } => RowOp::Scale { by, value: at(value) },
             _ => return None,
         })

@@ -18,6 +18,7 @@ mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
 mod rope;
 mod sizes;
@@ -67,6 +68,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "phi2", write: phi2::write },
     Architecture { name: "phi3", write: phi3::write },
     Architecture { name: "qwen2", write: qwen2::write },
+    Architecture { name: "qwen2moe", write: qwen2moe::write },
     Architecture { name: "qwen3", write: qwen3::write },
     Architecture { name: "qwen3moe", write: qwen3::write_moe },
     Architecture { name: "smollm3", write: smollm3::write },

@@ -444,6 +444,12 @@ impl<'a> Writer<'a> {
         logits
     }
 
+    /// `value *= 1 / (1 + e^-gate)`, where the projection `STEM.weight` of `from` gives one `gate` for each row.
+    pub fn open(&mut self, role: &'static str, stem: &str, from: ValueId, value: ValueId) {
+        let gate = self.project(role, stem, from, 1, Presence::Never);
+        self.program.push(Op::Open { gate, value });
+    }
+
     /// `value = cap * tanh(value / cap)`.
     pub fn cap(&mut self, value: ValueId, cap: f32) {
         self.program.push(Op::Cap { cap, value });

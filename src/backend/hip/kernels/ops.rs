@@ -493,6 +493,20 @@ kernels! { |launch|
         cols: u32,
     }
 
+    /// `x *= 1 / (1 + e^-gate)`, one gate for each row. Grid: 1024 values per workgroup, rows.
+    OpenRows [open_rows] {
+        /// f32, that of row m at `m * gate_stride`.
+        gate: DevicePtr<f32> [strided(launch.y, gate_stride, 1.into())],
+        /// f32, row m at `m * stride`.
+        x: DevicePtr<f32> [strided(launch.y, stride, cols)],
+        /// Values from gate to gate.
+        gate_stride: u32,
+        /// Values from row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
     /// Gathers rows, one after the other. Grid: 1024 values per workgroup, rows.
     TakeRows [take_rows] {
         /// f32, row r at `r * x_stride`. `rows` decides which are read.

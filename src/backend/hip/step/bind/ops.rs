@@ -4,8 +4,8 @@ use super::forms::{Form, Wanted, are_grouped, form};
 use super::limits;
 use super::lower::Lower;
 use super::unit::{
-    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Product,
-    Products, Route, Take, View, Work,
+    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Open,
+    Product, Products, Route, Take, View, Work,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
@@ -58,6 +58,7 @@ impl Lower<'_> {
                 self.add(number, Some(from), scale)
             }
             Op::Cap { cap, .. } => self.cap(number, cap),
+            Op::Open { gate, .. } => self.open(number, gate),
             Op::Scale { by, .. } => self.add(number, None, by),
         }
     }
@@ -416,6 +417,17 @@ impl Lower<'_> {
             let keep = from.is_some();
             let unit = Add { from: from.unwrap_or(out), out, scale, keep, cols: value.width };
             self.emit(Work::Add(unit), value.rows);
+        }
+        self.convert(wrote)
+    }
+
+    /// `value *= sigmoid(gate)`.
+    fn open(&mut self, number: usize, gate: ValueId) -> Result<(), BackendError> {
+        let gate = self.float(self.read(number, gate)?)?;
+        let wrote = self.wrote(number)?;
+        let value = self.value(self.version(wrote)?.value)?;
+        if let Some(rows) = self.updated(wrote)?.float {
+            self.emit(Work::Open(Open { gate, rows, cols: value.width }), value.rows);
         }
         self.convert(wrote)
     }

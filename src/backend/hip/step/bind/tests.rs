@@ -178,6 +178,7 @@ fn names(part: &BoundPart) -> Vec<&'static str> {
         Work::Experts(_) => "experts",
         Work::Add(_) => "add",
         Work::Cap(_) => "cap",
+        Work::Open(_) => "open",
     };
     part.units.iter().map(name).collect()
 }

@@ -104,6 +104,8 @@ pub enum Work {
     Add(Add),
     /// `rows = cap * tanh(rows / cap)`.
     Cap(Cap),
+    /// See [`Open`].
+    Open(Open),
 }
 
 /// `out = scale * rows of the table`.
@@ -354,6 +356,17 @@ pub struct Cap {
     pub cols: u32,
 }
 
+/// Multiplies rows by the sigmoid of one number each, in place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Open {
+    /// One number per row.
+    pub gate: View,
+    /// Read and written.
+    pub rows: View,
+    /// Values of a row.
+    pub cols: u32,
+}
+
 /// All experts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertSet {
@@ -394,6 +407,7 @@ impl Work {
             }
             Self::Add(add) => of(&[], &[Some(add.from), Some(add.out)], &[]),
             Self::Cap(cap) => of(&[], &[Some(cap.rows)], &[]),
+            Self::Open(open) => of(&[], &[Some(open.gate), Some(open.rows)], &[]),
         }
     }
 }
