@@ -159,8 +159,9 @@ impl Checker<'_> {
                 demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
             }
-            Op::Route { logits, out, .. } => {
+            Op::Route { logits, out, bias, .. } => {
                 let (count, used) = (self.width(logits)?, self.width(out)?);
+                bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
                 demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
             }
             Op::Experts { experts, from, out, .. } => self.experts(experts, from, out),

@@ -107,11 +107,15 @@ pub enum Op {
         /// Written.
         out: ValueId,
     },
-    /// Chooses the `width of out` experts with the largest logits, and their weights: `softmax(logits)`. Of equal
-    /// logits, the lower expert number wins.
+    /// Chooses the `width of out` experts with the largest chances, and their weights, which are their chances. Of equal
+    /// experts, the lower number wins.
     Route {
         /// One logit per expert.
         logits: ValueId,
+        /// Makes chances of logits.
+        gating: Gating,
+        /// `[width of logits]` f32, added to the chances for the choice, but not for the weights.
+        bias: Option<TensorId>,
         /// Divides the weights of a row's experts by their sum.
         normalise: bool,
         /// Factor of the weights, after normalisation.
@@ -171,6 +175,15 @@ pub enum NormKind {
     Rms,
     /// `(x - mean(x)) * weight / sqrt(variance(x) + eps)`.
     Layer,
+}
+
+/// Chances of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// `softmax(logits)`.
+    Softmax,
+    /// `1 / (1 + e^-logit)`. The sum that normalises weights counts as at least 2^-14, as in llama.cpp.
+    Sigmoid,
 }
 
 /// An elementwise function.

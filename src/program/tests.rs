@@ -211,7 +211,14 @@ fn experts_are_alike_and_come_when_chosen() {
         move |rig: &mut Rig| {
             let logits = rig.project(2);
             let choice = rig.builder.choice(used);
-            rig.builder.push(Op::Route { logits, normalise: true, scale: 1.0, out: choice });
+            rig.builder.push(Op::Route {
+                logits,
+                gating: Gating::Softmax,
+                bias: None,
+                normalise: true,
+                scale: 1.0,
+                out: choice,
+            });
             let first = rig.builder.next_tensor();
             for expert in 0..2 {
                 let dtype = if expert == 0 { DType::F32 } else { last };

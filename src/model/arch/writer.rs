@@ -386,9 +386,13 @@ impl<'a> Writer<'a> {
     /// Adds the weighted sum of a layer's experts to `out`. Cuts the tensors of each role into one per expert.
     pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
         let logits = self.project("router", "ffn_gate_inp", from, experts.count, Presence::Never);
+        let want = Want::Vector(experts.count);
+        let bias = self.present("bias of experts' chances", "exp_probs_b.bias", want, experts.bias);
         let choice = self.program.choice(experts.used);
         self.program.push(Op::Route {
             logits,
+            gating: experts.gating,
+            bias,
             normalise: experts.normalise,
             scale: experts.scale,
             out: choice,

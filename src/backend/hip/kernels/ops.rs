@@ -422,6 +422,8 @@ kernels! { |launch|
     Route [route] {
         /// f32 `[M][count]`.
         logits: DevicePtr<f32> [rows.at_least(1) * count],
+        /// f32 `[count]`, added to the chances for the choice; or null.
+        bias: DevicePtr<f32> [null or count],
         /// `[M]`: page table of each row; a padding row gets no experts.
         row_seq: DevicePtr<u32> [rows.at_least(1)],
         /// Address of each expert, 0 if it is absent; or null.
@@ -440,8 +442,10 @@ kernels! { |launch|
         count: u32,
         /// Experts per row.
         used: u32,
-        /// 1 normalises weights over the chosen experts, 0 over all.
+        /// 1 normalises weights over the chosen experts, 0 over all, or not at all if chances are sigmoids.
         normalise: u32,
+        /// 1 makes chances by a sigmoid of each logit, 0 by a softmax over all.
+        sigmoid: u32,
     }
 
     /// Sorts pairs of a row and an expert by expert, in tiles of at most `size`. Grid:

@@ -47,9 +47,7 @@ impl Lower<'_> {
             }
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
-            Op::Route { logits, normalise, scale, out } => {
-                self.route(number, [logits, out], normalise, scale)
-            }
+            Op::Route { .. } => self.route(number, op),
             Op::Experts { experts, choice, activation, from, .. } => {
                 self.experts(number, experts, [choice, from], activation)
             }
@@ -312,13 +310,8 @@ impl Lower<'_> {
         if converts { self.convert(wrote) } else { Ok(()) }
     }
 
-    fn route(
-        &mut self,
-        number: usize,
-        [logits, out]: [ValueId; 2],
-        normalise: bool,
-        scale: f32,
-    ) -> Result<(), BackendError> {
+    fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::Route { logits, gating, bias, normalise, scale, out } = *op else { return Ok(()) };
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {
@@ -335,7 +328,9 @@ impl Lower<'_> {
         let at = self.parts.last().map_or(0, |part| part.units.len());
         let wrote = self.wrote(number)?;
         self.choices.insert(wrote, (choice, at));
-        let unit = Route { logits: view, count: from.width, normalise, scale, out: choice, sets: Vec::new() };
+        let bias = bias.map(|bias| self.operand(bias));
+        let (count, sets) = (from.width, Vec::new());
+        let unit = Route { logits: view, count, gating, bias, normalise, scale, out: choice, sets };
         self.emit(Work::Route(unit), Rows::All);
         Ok(())
     }

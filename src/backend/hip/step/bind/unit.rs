@@ -2,7 +2,7 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
-use crate::program::{Activation, ExpertRange, RopeId, RopeLayout, Rows};
+use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows};
 use crate::tensor::DType;
 
 /// Number of a resident tensor in its part, in order of first use.
@@ -288,6 +288,10 @@ pub struct Route {
     pub logits: View,
     /// Number of experts.
     pub count: u32,
+    /// Makes chances of logits.
+    pub gating: Gating,
+    /// Added to the chances for the choice.
+    pub bias: Option<Operand>,
     /// Divides the weights by their sum.
     pub normalise: bool,
     /// Factor of the weights, applied last.
