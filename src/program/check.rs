@@ -159,13 +159,18 @@ impl Checker<'_> {
                 demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
             }
-            Op::Route { logits, out, .. } => {
+            Op::Route { logits, out, bias, .. } => {
                 let (count, used) = (self.width(logits)?, self.width(out)?);
+                bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
                 demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
             }
             Op::Experts { experts, from, out, .. } => self.experts(experts, from, out),
             Op::Cap { cap, .. } => {
                 demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
+            }
+            Op::Open { gate, value } => {
+                demand(gate != value, || "a value must not be its own gate".into())?;
+                demand(self.width(gate)? == 1, || "the gate of a row must be one number".into())
             }
             Op::Scale { .. } => Ok(()),
         }

@@ -107,11 +107,15 @@ pub enum Op {
         /// Written.
         out: ValueId,
     },
-    /// Chooses the `width of out` experts with the largest logits, and their weights: `softmax(logits)`. Of equal
-    /// logits, the lower expert number wins.
+    /// Chooses the `width of out` experts with the largest chances, and their weights, which are their chances. Of equal
+    /// experts, the lower number wins.
     Route {
         /// One logit per expert.
         logits: ValueId,
+        /// Makes chances of logits.
+        gating: Gating,
+        /// `[width of logits]` f32, added to the chances for the choice, but not for the weights.
+        bias: Option<TensorId>,
         /// Divides the weights of a row's experts by their sum.
         normalise: bool,
         /// Factor of the weights, after normalisation.
@@ -148,6 +152,13 @@ pub enum Op {
         /// Read and written.
         value: ValueId,
     },
+    /// `value[r] *= 1 / (1 + e^-gate[r])`.
+    Open {
+        /// One number per row.
+        gate: ValueId,
+        /// Read and written.
+        value: ValueId,
+    },
     /// `value *= by`.
     Scale {
         /// Factor.
@@ -164,6 +175,15 @@ pub enum NormKind {
     Rms,
     /// `(x - mean(x)) * weight / sqrt(variance(x) + eps)`.
     Layer,
+}
+
+/// Chances of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// `softmax(logits)`.
+    Softmax,
+    /// `1 / (1 + e^-logit)`. The sum that normalises weights counts as at least 2^-14, as in llama.cpp.
+    Sigmoid,
 }
 
 /// An elementwise function.
@@ -238,6 +258,7 @@ impl Op {
             Self::Rope { value, .. } | Self::Cap { value, .. } | Self::Scale { value, .. } => {
                 [Some((value, Update)), None, None]
             }
+            Self::Open { gate, value } => [Some((gate, Read)), Some((value, Update)), None],
             Self::Store { keys, values, .. } => [Some((keys, Read)), Some((values, Read)), None],
             Self::Attend { queries, out, .. } => [Some((queries, Read)), Some((out, Write)), None],
             Self::Gate { gate, up, out, .. } => [Some((gate, Read)), Some((up, Read)), Some((out, Write))],
@@ -271,6 +292,7 @@ impl Op {
             Self::Experts { .. } => "experts",
             Self::Add { .. } => "add",
             Self::Cap { .. } => "cap",
+            Self::Open { .. } => "open",
             Self::Scale { .. } => "scale",
         }
     }

@@ -211,7 +211,14 @@ fn experts_are_alike_and_come_when_chosen() {
         move |rig: &mut Rig| {
             let logits = rig.project(2);
             let choice = rig.builder.choice(used);
-            rig.builder.push(Op::Route { logits, normalise: true, scale: 1.0, out: choice });
+            rig.builder.push(Op::Route {
+                logits,
+                gating: Gating::Softmax,
+                bias: None,
+                normalise: true,
+                scale: 1.0,
+                out: choice,
+            });
             let first = rig.builder.next_tensor();
             for expert in 0..2 {
                 let dtype = if expert == 0 { DType::F32 } else { last };
@@ -230,6 +237,22 @@ fn experts_are_alike_and_come_when_chosen() {
     refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
     refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
     refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
+}
+
+#[test]
+fn a_row_is_opened_by_one_number() {
+    let open = |width| {
+        move |rig: &mut Rig| {
+            let gate = rig.project(width);
+            rig.builder.push(Op::Open { gate, value: rig.x });
+        }
+    };
+    assert_eq!(fault(open(1)), None);
+    refused("must be one number", open(2));
+    refused("its own gate", |rig| {
+        let gate = rig.project(1);
+        rig.builder.push(Op::Open { gate, value: gate });
+    });
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Routing to experts, and the sum of their results.
 
-use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::matmul::choice::ExpertTiles;
 use rocmforge::backend::hip::kernels::ops::{Combine, GroupPairs, Route};
+use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use crate::random::Random;
 use crate::rig::rig;
@@ -11,13 +11,19 @@ use crate::rig::rig;
 fn experts_are_chosen_and_summed() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for (count, used, rows, normalise) in [
-        (1, 1, 1, true),
-        (8, 2, 3, false),
-        (60, 4, 9, true),
-        (128, 8, 17, true),
-        (512, 8, 2, false),
-        (8, 3, 259, true),
+    for (count, used, rows, normalise, sigmoid, biased) in [
+        (1, 1, 1, true, false, false),
+        (8, 2, 3, false, false, false),
+        (60, 4, 9, true, false, false),
+        (128, 8, 17, true, false, false),
+        (512, 8, 2, false, false, false),
+        (8, 3, 259, true, false, false),
+        (1, 1, 1, true, true, true),
+        (160, 8, 17, true, true, true),
+        (512, 3, 9, false, true, true),
+        (8, 3, 33, true, true, false),
+        (64, 6, 17, true, false, true),
+        (300, 4, 9, false, false, true),
     ] {
         // Some logits are equal; the last row contains a NaN.
         let mut logits: Vec<f32> = (0..rows * count)
@@ -29,6 +35,8 @@ fn experts_are_chosen_and_summed() {
             logits[(rows - 1) * count + count / 2] = if used == 8 { -f32::NAN } else { f32::NAN };
         }
         let scale = 1.5f32;
+        let bias: Vec<f32> = random.normals(count).iter().map(|bias| bias * 0.2).collect();
+        let added = biased.then(|| rig.upload(&bias));
         let input = rig.upload(&logits);
         // Every fourth row is a padding row; every fifth expert is absent.
         let sequences: Vec<u32> =
@@ -39,6 +47,7 @@ fn experts_are_chosen_and_summed() {
         let (experts, weights) = (rig.output::<u32>(rows * used), rig.output::<f32>(rows * used));
         let arguments = Route {
             logits: input.ptr(),
+            bias: added.as_ref().map_or(DevicePtr::NULL, |bias| bias.ptr()),
             row_seq: row_seq.ptr(),
             table: table.ptr(),
             experts: experts.ptr(),
@@ -49,6 +58,7 @@ fn experts_are_chosen_and_summed() {
             count: count as u32,
             used: used as u32,
             normalise: normalise.into(),
+            sigmoid: sigmoid.into(),
         };
         rig.device.launch(&rig.stream, Route::route, Grid::x(rows as u32), &arguments).unwrap();
         let (chosen, shares) = (rig.download::<u32>(&experts), rig.download::<f32>(&weights));
@@ -62,17 +72,32 @@ fn experts_are_chosen_and_summed() {
                 continue;
             }
             if broken && row == rows - 1 {
-                assert!(chosen[0] as usize == count / 2 && shares.iter().all(|s| s.is_nan()), "{shares:?}");
+                let unknown = if sigmoid && !normalise { 1 } else { used };
+                assert!(chosen[0] as usize == count / 2, "{chosen:?}");
+                assert!(shares[..unknown].iter().all(|share| share.is_nan()), "{shares:?}");
                 continue;
             }
+            let most = logits.iter().copied().fold(f32::MIN, f32::max);
+            let chance = |expert: usize| match sigmoid {
+                true => 1.0 / (1.0 + (-f64::from(logits[expert])).exp()),
+                false => f64::from(logits[expert] - most).exp(),
+            };
+            let all: f64 = if sigmoid { 1.0 } else { (0..count).map(chance).sum() };
+            let size = |expert: usize| match biased {
+                true => chance(expert) / all + f64::from(bias[expert]),
+                false => f64::from(logits[expert]),
+            };
             let mut order: Vec<usize> = (0..count).collect();
-            order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
-            let share = |i: usize| f64::from(logits[order[i]] - logits[order[0]]).exp();
-            let total: f64 = (0..if normalise { used } else { count }).map(share).sum();
+            order.sort_by(|&a, &b| size(b).partial_cmp(&size(a)).unwrap().then(a.cmp(&b)));
+            let total =
+                if normalise { order[..used].iter().map(|&expert| chance(expert)).sum() } else { all };
             for place in 0..used {
-                assert_eq!(chosen[place] as usize, order[place], "row {row} place {place}");
+                let expert = chosen[place] as usize;
+                // Biased chances that differ by less than the error of a chance may be in either order.
+                let near = biased && (size(expert) - size(order[place])).abs() < 1e-5;
+                assert!(expert == order[place] || near, "row {row} place {place}: {chosen:?}");
                 // The exponent goes down to -10 in f32: 10 log2(e) * 2^-24, and the error of the sum.
-                let want = share(place) / total * f64::from(scale);
+                let want = chance(expert) / total * f64::from(scale);
                 assert!(
                     (f64::from(shares[place]) / want - 1.0).abs() < 4e-6,
                     "row {row}: {shares:?}, want {want}"

@@ -1,7 +1,7 @@
-//! Adding rows to others, capping rows, and gathering rows.
+//! Adding rows to others, capping rows, multiplying them by their gates, and gathering rows.
 
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::ops::{AddRows, CapRows, TakeRows};
+use rocmforge::backend::hip::kernels::ops::{AddRows, CapRows, OpenRows, TakeRows};
 
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -76,6 +76,38 @@ fn rows_are_capped() {
                     "{x} capped at {cap}: {got} instead of {want}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn rows_are_opened_by_their_gates() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for (m, cols, stride, gate_stride) in SIZES {
+        let x = random.normals(m * stride);
+        let mut gates: Vec<f32> = random.normals(m * gate_stride).iter().map(|gate| gate * 8.0).collect();
+        gates[gate_stride * (m - 1)] = if m > 2 { 100.0 } else { -80.0 };
+        let (gate, values) = (rig.upload(&gates), rig.upload(&x));
+        let arguments = OpenRows {
+            gate: gate.ptr(),
+            x: values.ptr(),
+            gate_stride: gate_stride as u32,
+            stride: stride as u32,
+            cols: cols as u32,
+        };
+        let grid = Grid::xy(cols.div_ceil(1024) as u32, m as u32);
+        rig.device.launch(&rig.stream, OpenRows::open_rows, grid, &arguments).unwrap();
+        for (at, (got, x)) in rig.download::<f32>(&values).into_iter().zip(&x).enumerate() {
+            if at % stride >= cols {
+                assert_eq!(got.to_bits(), x.to_bits(), "written past a row's end");
+                continue;
+            }
+            let gate = gates[at / stride * gate_stride];
+            let want = f64::from(*x) / (1.0 + (-f64::from(gate)).exp());
+            // The exponent is rounded before the exponential: 80 * 2^-24 is 2^-17.7, but only for gates near -80.
+            let bound = want.abs() * 2f64.powi(if gate < -10.0 { -17 } else { -20 });
+            assert!((f64::from(got) - want).abs() <= bound, "{x} behind {gate}: {got} instead of {want}");
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::forge::{self, Forge, Value, kind};
 const SAYS_NOTHING: &[(&str, &str)] = &[
     ("expert_group_used_count", "experts have no groups"),
     ("feed_forward_length", "all layers of that decoder have experts"),
+    ("expert_shared_count", "ernie4_5-moe's files state the width too"),
     ("vocab_size", "the token list decides"),
     ("tensor_data_layout", "all files have the same layout"),
     ("rope.scaling.finetuned", "says how a scaling was trained; granite's switches it off and is used"),
@@ -42,6 +43,8 @@ const SHAPES: &[&str] = &[
     "expert_count",
     "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
+    "expert_shared_count",
+    "leading_dense_block_count",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -55,7 +58,7 @@ fn bases() -> Vec<(String, Forge)> {
     let mut seen = BTreeSet::new();
     let all = forge::decoders().into_iter().chain(forge::newer_decoders());
     let named = all.map(|(_, forge)| (forge.architecture(), forge));
-    named.filter(|(name, _)| name != "qwen2moe" && seen.insert(name.clone())).collect()
+    named.filter(|(name, _)| seen.insert(name.clone())).collect()
 }
 
 /// Names of the supported architectures, from the error about another one.
@@ -187,6 +190,7 @@ fn keys_with_values_that_change_nothing_are_let_through() {
             let other_values: &[&str] = match name {
                 "logit_scale" => &["granite", "granitemoe", "command-r", "cohere2"],
                 "attention.sliding_window" => &["gemma3", "cohere2"],
+                "expert_gating_func" => &["glm4moe", "minimax-m2"],
                 _ => &[],
             };
             if other_values.contains(&architecture.as_str()) {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use half::f16;
 use rocmforge::backend::cpu::quant;
 use rocmforge::program::{
-    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Program, Residence, RopeLayout, RopeScaling,
-    RopeSpec, State, TensorId, ValueId,
+    Activation, Builder, ExpertRange, Gating, NormKind, Op, PartKind, Program, Residence, RopeLayout,
+    RopeScaling, RopeSpec, State, TensorId, ValueId,
 };
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
 
@@ -451,7 +451,14 @@ impl Writer<'_> {
                 let logits = self.project(router, normed);
                 let choice = self.program.choice(dims.used);
                 let (normalise, scale) = (dims.normalise, dims.scale);
-                self.program.push(Op::Route { logits, normalise, scale, out: choice });
+                self.program.push(Op::Route {
+                    logits,
+                    gating: Gating::Softmax,
+                    bias: None,
+                    normalise,
+                    scale,
+                    out: choice,
+                });
                 let first = self.program.next_tensor();
                 for weight in experts.iter().flatten() {
                     self.program.tensor(weight.lazy.clone(), Residence::Chosen);

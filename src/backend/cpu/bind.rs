@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 
 use super::activations::{FINE_ABOVE, FINE_ALL};
+use super::experts::ChoiceSpec;
 use crate::program::{
     Activation, ExpertRange, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId,
 };
@@ -87,6 +88,8 @@ pub enum RowOp {
     Add { from: Place, scale: f32, out: Place },
     /// See [`Op::Cap`].
     Cap { cap: f32, value: Place },
+    /// See [`Op::Open`].
+    Open { gate: Place, value: Place },
     /// See [`Op::Scale`].
     Scale { by: f32, value: Place },
 }
@@ -109,24 +112,9 @@ pub enum Unit {
     /// See [`Op::Attend`].
     Attend { state: StateId, group: usize, queries: Place, scale: f32, window: usize, out: Place },
     /// See [`Op::Route`]; `choice` is the number of the choice.
-    Route { logits: Place, choice: usize },
+    Route { logits: Place, bias: Option<TensorId>, choice: usize },
     /// See [`Op::Experts`].
     Experts { experts: ExpertRange, choice: usize, activation: Activation, from: Place, out: Place },
-}
-
-/// A choice of experts, and the widths of the experts it is for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ChoiceSpec {
-    /// Experts per row.
-    pub used: usize,
-    /// See [`Op::Route`].
-    pub normalise: bool,
-    /// See [`Op::Route`].
-    pub scale: f32,
-    /// Width of an expert's hidden layer.
-    pub ffn: usize,
-    /// Width of an expert's result.
-    pub hidden: usize,
 }
 
 /// A program as units over planes.
@@ -279,7 +267,9 @@ fn row_value(op: &Op) -> Option<ValueId> {
         Op::Norm { out, .. } | Op::Gate { out, .. } | Op::Activate { out, .. } | Op::Add { out, .. } => {
             Some(*out)
         }
-        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Scale { value, .. } => Some(*value),
+        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Open { value, .. } | Op::Scale { value, .. } => {
+            Some(*value)
+        }
         _ => None,
     }
 }
@@ -514,6 +504,7 @@ impl Maker<'_, '_> {
             }
             Op::Add { from, scale, out } => RowOp::Add { from: at(from), scale, out: at(out) },
             Op::Cap { cap, value } => RowOp::Cap { cap, value: at(value) },
+            Op::Open { gate, value } => RowOp::Open { gate: at(gate), value: at(value) },
             Op::Scale { by, value } => RowOp::Scale { by, value: at(value) },
             _ => return None,
         })
@@ -534,8 +525,8 @@ impl Maker<'_, '_> {
                 let window = window.map_or(usize::MAX, |window| window as usize);
                 Unit::Attend { state, group, queries, scale, window, out }
             }
-            Op::Route { logits, out, .. } => {
-                Unit::Route { logits: self.place(logits), choice: *self.choices.get(&out)? }
+            Op::Route { logits, bias, out, .. } => {
+                Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }
             }
             Op::Experts { experts, choice, activation, from, out } => {
                 let (from, out) = (self.place(from), self.place(out));
@@ -551,11 +542,12 @@ impl Maker<'_, '_> {
         for part in self.outline.program.parts() {
             let mut taken = Vec::new();
             for op in &part.ops {
-                let &Op::Route { normalise, scale, out, .. } = op else { continue };
+                let &Op::Route { gating, normalise, scale, out, .. } = op else { continue };
                 let Some((ffn, hidden)) = part.ops.iter().find_map(|op| self.expert_widths(op, out)) else {
                     continue;
                 };
-                let spec = ChoiceSpec { used: self.outline.width(out), normalise, scale, ffn, hidden };
+                let used = self.outline.width(out);
+                let spec = ChoiceSpec { used, gating, normalise, scale, ffn, hidden };
                 let choices = &mut self.bound.choices;
                 let same =
                     (0..choices.len()).find(|number| choices[*number] == spec && !taken.contains(number));

@@ -8,14 +8,31 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::activations::FINE_ABOVE;
-use super::bind::{ChoiceSpec, Place};
+use super::bind::Place;
 use super::compute::{Compute, Run, matrix};
 use super::model::OpenModel;
 use super::row_ops::activate;
 use super::scratch::Plane;
 use super::slices::Stretch;
 use crate::backend::{BackendError, Progress, Weights};
-use crate::program::{Activation, ExpertRange, TensorId};
+use crate::program::{Activation, ExpertRange, Gating, TensorId};
+
+/// A choice of experts, and the widths of the experts it is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChoiceSpec {
+    /// Experts per row.
+    pub used: usize,
+    /// See [`Op::Route`](crate::program::Op::Route).
+    pub gating: Gating,
+    /// See [`Op::Route`](crate::program::Op::Route).
+    pub normalise: bool,
+    /// See [`Op::Route`](crate::program::Op::Route).
+    pub scale: f32,
+    /// Width of an expert's hidden layer.
+    pub ffn: usize,
+    /// Width of an expert's result.
+    pub hidden: usize,
+}
 
 /// The experts that rows chose, and their intermediate values. A use is one row at one of its chosen experts.
 pub struct ChoiceRows {
@@ -67,12 +84,12 @@ impl ChoiceRows {
         }
     }
 
-    /// Chooses experts from the logits of `rows` rows.
-    pub fn choose<'a>(&mut self, rows: usize, logits: impl Fn(usize) -> &'a [f32]) {
+    /// Chooses experts from the logits of `rows` rows. `bias` is empty, or has one number for each expert.
+    pub fn choose<'a>(&mut self, rows: usize, bias: &[f32], logits: impl Fn(usize) -> &'a [f32]) {
         self.chosen.clear();
         self.weights.clear();
         for row in 0..rows {
-            choose(logits(row), &self.spec, &mut self.chosen, &mut self.weights);
+            choose(logits(row), bias, &self.spec, &mut self.chosen, &mut self.weights);
         }
         self.order.clear();
         self.order.extend(0..self.chosen.len() as u32); // rows_max * used fits in memory several times
@@ -97,30 +114,51 @@ impl ChoiceRows {
     }
 }
 
-/// Appends the `used` experts with the largest logits, lower number first among equals, and their weights.
+/// The least sum that divides sigmoids: the smallest normal number of half precision, as in llama.cpp.
+const SUM_MIN: f64 = 1.0 / (1 << 14) as f64;
+
+/// Appends the `used` experts with the largest chances plus `bias`, lower number first among equals, and their weights.
 ///
-/// A NaN logit counts as the largest. Its row's weights then become NaN too, so broken weights show in the logits.
-fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
-    let size = |expert: u32| Some(logits[expert as usize]).filter(|l| !l.is_nan()).unwrap_or(f32::INFINITY);
+/// A NaN counts as the largest. Its row's weights then become NaN too, so broken weights show in the logits.
+fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
+    let number = |x: f32| if x.is_nan() { f32::INFINITY } else { x };
+    let most = f64::from(logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max));
+    let share = |expert: u32| {
+        let logit = f64::from(logits[expert as usize]);
+        match dims.gating {
+            Gating::Softmax => (logit - most).exp(),
+            Gating::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+        }
+    };
+    let all = || 0..logits.len() as u32;
+    let sum_of_all: f64 = match dims.gating {
+        Gating::Softmax => all().map(share).sum(),
+        Gating::Sigmoid => 1.0,
+    };
+    // Without a bias, logits are in the order of their chances, and still differ where chances are equal.
+    let size = |expert: u32| match bias.get(expert as usize) {
+        None => number(logits[expert as usize]),
+        Some(bias) => number((share(expert) / sum_of_all) as f32 + bias),
+    };
     let better = |a: &u32, b: &u32| match size(*b).partial_cmp(&size(*a)) {
         None | Some(Ordering::Equal) => a.cmp(b),
         Some(order) => order,
     };
-    let mut all: Vec<u32> = (0..logits.len() as u32).collect();
-    if dims.used < all.len() {
-        all.select_nth_unstable_by(dims.used, better);
-        all.truncate(dims.used);
+    let mut best: Vec<u32> = all().collect();
+    if dims.used < best.len() {
+        best.select_nth_unstable_by(dims.used, better);
+        best.truncate(dims.used);
     }
-    all.sort_unstable_by(better);
-    let most = all.first().map_or(0.0, |&first| f64::from(logits[first as usize]));
-    let share = |logit: f32| (f64::from(logit) - most).exp();
-    let total: f64 = match dims.normalise {
-        true => all.iter().map(|&expert| share(logits[expert as usize])).sum(),
-        false => logits.iter().map(|&logit| share(logit)).sum(),
+    best.sort_unstable_by(better);
+    let sum_of_best = || best.iter().copied().map(share).sum::<f64>();
+    let total = match (dims.normalise, dims.gating) {
+        (false, _) => sum_of_all,
+        (true, Gating::Softmax) => sum_of_best(),
+        (true, Gating::Sigmoid) => Some(sum_of_best()).filter(|sum| !(*sum < SUM_MIN)).unwrap_or(SUM_MIN),
     };
     let scale = f64::from(dims.scale);
-    weights.extend(all.iter().map(|&expert| (share(logits[expert as usize]) / total * scale) as f32));
-    chosen.extend(all);
+    weights.extend(best.iter().map(|&expert| (share(expert) / total * scale) as f32));
+    chosen.extend(best);
 }
 
 /// Runs gate, up and down of each row's experts; `out +=` their weighted sum. Asks for experts that are not resident.
@@ -217,11 +255,22 @@ fn add(compute: &mut Compute, choice: &ChoiceRows, plane: &mut Plane, out: Place
 mod tests {
     use super::*;
 
-    fn chosen(logits: &[f32], used: usize, normalise: bool, scale: f32) -> (Vec<u32>, Vec<f32>) {
-        let dims = ChoiceSpec { used, normalise, scale, ffn: 1, hidden: 1 };
+    fn biased(
+        logits: &[f32],
+        bias: &[f32],
+        gating: Gating,
+        used: usize,
+        normalise: bool,
+        scale: f32,
+    ) -> (Vec<u32>, Vec<f32>) {
+        let dims = ChoiceSpec { used, gating, normalise, scale, ffn: 1, hidden: 1 };
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
-        choose(logits, &dims, &mut experts, &mut weights);
+        choose(logits, bias, &dims, &mut experts, &mut weights);
         (experts, weights)
+    }
+
+    fn chosen(logits: &[f32], used: usize, normalise: bool, scale: f32) -> (Vec<u32>, Vec<f32>) {
+        biased(logits, &[], Gating::Softmax, used, normalise, scale)
     }
 
     #[test]
@@ -243,6 +292,22 @@ mod tests {
         assert!(close(&weights, &[2.0, 1.0]), "{weights:?}");
         let (_, weights) = chosen(&[200.0, -200.0], 2, true, 1.0);
         assert_eq!(weights, [1.0, 0.0], "far apart, and finite");
+    }
+
+    /// The sigmoids are 1/2, 3/4 and 1/4.
+    #[test]
+    fn a_bias_changes_the_choice_and_not_the_weights() {
+        let logits = [0.0, 3f32.ln(), -(3f32.ln())];
+        let close = |got: &[f32], want: &[f32]| got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-6);
+        let (experts, weights) = biased(&logits, &[], Gating::Sigmoid, 2, false, 1.0);
+        assert!(experts == [1, 0] && close(&weights, &[0.75, 0.5]), "{weights:?}");
+        let (experts, weights) = biased(&logits, &[0.0, 0.0, 0.4], Gating::Sigmoid, 2, true, 2.0);
+        assert!(experts == [1, 2] && close(&weights, &[1.5, 0.5]), "{experts:?} {weights:?}");
+        let (_, weights) = biased(&[-30.0; 2], &[0.0; 2], Gating::Sigmoid, 1, true, 1.0);
+        assert!(weights[0] < 1e-8, "the sum is at least 2^-14: {weights:?}");
+        // The shares are 3/13, 9/13 and 1/13.
+        let (experts, weights) = biased(&logits, &[0.5, 0.0, 0.0], Gating::Softmax, 2, false, 1.0);
+        assert!(experts == [0, 1] && close(&weights, &[3.0 / 13.0, 9.0 / 13.0]), "{experts:?} {weights:?}");
     }
 
     #[test]

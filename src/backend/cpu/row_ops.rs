@@ -95,6 +95,7 @@ fn places(op: &RowOp) -> impl Iterator<Item = Place> + use<> {
         RowOp::Rope { value, .. } | RowOp::Cap { value, .. } | RowOp::Scale { value, .. } => {
             [Some(value), None, None]
         }
+        RowOp::Open { gate, value } => [Some(gate), Some(value), None],
         RowOp::Gate { gate, up, out, .. } => [Some(gate), Some(up), Some(out)],
     };
     all.into_iter().flatten()
@@ -154,6 +155,10 @@ fn run_op(
         }
         (RowOp::Cap { cap, value }, _) => {
             row.value(*value).iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
+        (RowOp::Open { gate, value }, _) => {
+            let open = row.value(*gate).first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
+            row.value(*value).iter_mut().for_each(|x| *x *= open);
         }
         (RowOp::Scale { by, value }, _) => row.value(*value).iter_mut().for_each(|x| *x *= by),
         (RowOp::Norm { .. } | RowOp::Rope { .. }, _) => {}

@@ -106,10 +106,14 @@ fn run_unit(
             model.values.planes[out.plane] = result;
             return Ok(model.stops_at(left?));
         }
-        Unit::Route { logits, choice } => {
+        Unit::Route { logits, bias, choice } => {
+            let mut added = Vec::new();
+            if let Some(bias) = bias {
+                append_values(&weights.tensor(*bias)?.tensor, &mut added)?;
+            }
             let rows = model.step.rows();
             let (values, choice) = (&model.values, &mut model.choices[*choice]);
-            choice.choose(rows, |row| values.row(*logits, row));
+            choice.choose(rows, &added, |row| values.row(*logits, row));
         }
         Unit::Experts { experts, choice, activation, from, out } => {
             let unit = (*experts, *choice, *activation, [*from, *out]);

@@ -1,17 +1,36 @@
-//! `ernie4_5`: ERNIE 4.5, dense.
+//! `ernie4_5`: ERNIE 4.5, dense; `ernie4_5-moe`: with experts, whose chances may have a bias, and one for all rows.
 
 use super::Written;
-use super::sizes::{Sizes, norm};
+use super::experts::{self, Experts};
+use super::rope;
+use super::sizes::{FFN_MAX, Sizes, norm};
 use super::writer::{Presence, Writer};
-use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{NormKind, RopeLayout};
+use crate::program::{Activation, NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    experts::none(&w.metadata)?;
+    write_layers(w, None)
+}
+
+pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let key = w.metadata.key("expert_count");
+    let found = experts::read(&w.metadata)?.ok_or(PlanError::Key { key, want: "a number above 0" })?;
+    write_layers(w, Some(&Experts { bias: Presence::Optional, ..found }))
+}
+
+fn write_layers(w: &mut Writer<'_>, experts: Option<&Experts>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
-    experts::none(&w.metadata)?;
+    let (mut dense, mut shared) = (sizes.layers, 0);
+    if experts.is_some() {
+        let all = sizes.blocks as u64;
+        dense = w.metadata.count_if_there("leading_dense_block_count", 0..=all)?.unwrap_or(0);
+        shared = w.metadata.count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?.unwrap_or(0);
+        // Their width says the same.
+        w.metadata.count_if_there("expert_shared_count", 0..=64)?;
+    }
 
     let x = w.embedding(sizes.hidden, 1.0);
     let rope = w.plain_rope(&angles);
@@ -21,8 +40,22 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let qkv = w.qkv(heads, normed, Presence::Optional);
         let attended = w.attend(heads, rope, qkv, heads.scale(), None);
         w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
-        w.feed_forward(rms, x, sizes.ffn, Presence::Never);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        match experts {
+            Some(experts) if layer >= dense => {
+                w.experts(experts, normed, x);
+                if shared > 0 {
+                    let out = w.shared_expert(normed, shared);
+                    w.add(out, 1.0, x);
+                }
+            }
+            _ => {
+                let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Never);
+                w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
+            }
+        }
     }
     let logits = w.head(rms, x);
-    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+    let ffn = if dense > 0 { sizes.ffn } else { 0 };
+    Ok(Written { logits, shape: Shape::new(&sizes, ffn, experts), context: sizes.context })
 }

@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use super::metadata::Metadata;
 use super::sizes::FFN_MAX;
 use super::tensors::{Tensors, Want};
+use super::writer::Presence;
 use crate::model::plan::PlanError;
+use crate::program::Gating;
 use crate::tensor::LazyTensor;
 
 /// Sizes of a model's expert layers. All layers are alike.
@@ -16,6 +18,10 @@ pub(super) struct Experts {
     pub used: usize,
     /// Width of one expert's hidden layer.
     pub ffn: usize,
+    /// Makes chances of the router's logits.
+    pub gating: Gating,
+    /// Says whether layers have a bias of the chances, `exp_probs_b.bias`.
+    pub bias: Presence,
     /// Normalises the weights of a row's experts to a sum of 1.
     pub normalise: bool,
     /// Factor of the weights, after normalisation.
@@ -26,11 +32,20 @@ pub(super) struct Experts {
 /// kernels.
 const EXPERTS_MAX: u64 = 512;
 
-/// Value of `expert_gating_func` for a softmax over the router's logits.
-const SOFTMAX: usize = 1;
+/// Values of `expert_gating_func`; 0 is the architecture's own.
+const GATINGS: [(usize, Gating); 2] = [(1, Gating::Softmax), (2, Gating::Sigmoid)];
 
-/// Reads the sizes of expert layers; `None` for a dense model.
+/// Reads the sizes of expert layers with a softmax over the router's logits; `None` for a dense model.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError> {
+    read_gated(metadata, Gating::Softmax, &[Gating::Softmax])
+}
+
+/// As [`read`], for an architecture whose files may name another gating, one of `known`; `own` where they name none.
+pub(super) fn read_gated(
+    metadata: &Metadata<'_>,
+    own: Gating,
+    known: &[Gating],
+) -> Result<Option<Experts>, PlanError> {
     let number = |name: &str, range: RangeInclusive<u64>| metadata.count_if_there(name, range);
     let count = number("expert_count", 0..=EXPERTS_MAX)?.unwrap_or(0);
     if count == 0 {
@@ -40,10 +55,15 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError
     if used == 0 || used > count {
         return Err(PlanError::Experts { used, count });
     }
-    let gating = number("expert_gating_func", 0..=u64::from(u32::MAX))?.unwrap_or(0);
-    if gating != 0 && gating != SOFTMAX {
-        return Err(metadata.unsupported(&format!("gating function {gating} (expert_gating_func)")));
-    }
+    let gating = match number("expert_gating_func", 0..=u64::from(u32::MAX))?.unwrap_or(0) {
+        0 => own,
+        number => {
+            let named = GATINGS.iter().find(|(known, _)| *known == number).map(|(_, gating)| *gating);
+            named.filter(|gating| known.contains(gating)).ok_or_else(|| {
+                metadata.unsupported(&format!("gating function {number} (expert_gating_func)"))
+            })?
+        }
+    };
     // Files without an expert width (Mixtral) use the layer's width for each expert.
     let ffn = match number("expert_feed_forward_length", 0..=FFN_MAX)? {
         None | Some(0) => metadata.count("feed_forward_length", 1..=FFN_MAX)?,
@@ -52,7 +72,7 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError
     // All models of these architectures were trained with weights that sum to 1, whatever `expert_weights_norm` says:
     // converters omit that key or write its default. A scale of 0 means no scale.
     let scale = metadata.float_if_there("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
-    Ok(Some(Experts { count, used, ffn, normalise: true, scale }))
+    Ok(Some(Experts { count, used, ffn, gating, bias: Presence::Never, normalise: true, scale }))
 }
 
 /// Refuses a file with experts, for an architecture that has none.

@@ -9,15 +9,18 @@ mod exaone4;
 mod experts;
 mod gemma3;
 mod glm4;
+mod glm4moe;
 mod granite;
 mod hunyuan_dense;
 mod llama;
 mod metadata;
+mod minimax_m2;
 mod mistral3;
 mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
 mod rope;
 mod sizes;
@@ -55,18 +58,22 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "cohere2", write: command_r::write_cohere2 },
     Architecture { name: "command-r", write: command_r::write },
     Architecture { name: "ernie4_5", write: ernie4_5::write },
+    Architecture { name: "ernie4_5-moe", write: ernie4_5::write_moe },
     Architecture { name: "exaone4", write: exaone4::write },
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },
+    Architecture { name: "glm4moe", write: glm4moe::write },
     Architecture { name: "granite", write: granite::write },
     Architecture { name: "granitemoe", write: granite::write_moe },
     Architecture { name: "hunyuan-dense", write: hunyuan_dense::write },
     Architecture { name: "llama", write: llama::write },
+    Architecture { name: "minimax-m2", write: minimax_m2::write },
     Architecture { name: "mistral3", write: mistral3::write },
     Architecture { name: "olmo2", write: olmo2::write },
     Architecture { name: "phi2", write: phi2::write },
     Architecture { name: "phi3", write: phi3::write },
     Architecture { name: "qwen2", write: qwen2::write },
+    Architecture { name: "qwen2moe", write: qwen2moe::write },
     Architecture { name: "qwen3", write: qwen3::write },
     Architecture { name: "qwen3moe", write: qwen3::write_moe },
     Architecture { name: "smollm3", write: smollm3::write },

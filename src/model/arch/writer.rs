@@ -386,9 +386,13 @@ impl<'a> Writer<'a> {
     /// Adds the weighted sum of a layer's experts to `out`. Cuts the tensors of each role into one per expert.
     pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
         let logits = self.project("router", "ffn_gate_inp", from, experts.count, Presence::Never);
+        let want = Want::Vector(experts.count);
+        let bias = self.present("bias of experts' chances", "exp_probs_b.bias", want, experts.bias);
         let choice = self.program.choice(experts.used);
         self.program.push(Op::Route {
             logits,
+            gating: experts.gating,
+            bias,
             normalise: experts.normalise,
             scale: experts.scale,
             out: choice,
@@ -442,6 +446,12 @@ impl<'a> Writer<'a> {
         let logits = self.program.wanted_value(self.vocab);
         self.program.push(Op::Project { weight, bias, from: normed, out: logits, add: false });
         logits
+    }
+
+    /// `value *= 1 / (1 + e^-gate)`, where the projection `STEM.weight` of `from` gives one `gate` for each row.
+    pub fn open(&mut self, role: &'static str, stem: &str, from: ValueId, value: ValueId) {
+        let gate = self.project(role, stem, from, 1, Presence::Never);
+        self.program.push(Op::Open { gate, value });
     }
 
     /// `value = cap * tanh(value / cap)`.

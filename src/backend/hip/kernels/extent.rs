@@ -515,6 +515,7 @@ mod tests {
         // Without rows, `rows - 1` of the kernel would name a row far outside.
         let none = Route {
             logits: DevicePtr::of_len(1000),
+            bias: DevicePtr::NULL,
             row_seq: DevicePtr::NULL,
             table: DevicePtr::NULL,
             experts: DevicePtr::NULL,
@@ -525,6 +526,7 @@ mod tests {
             count: 8,
             used: 2,
             normalise: 1,
+            sigmoid: 0,
         };
         assert_eq!(Route::route.check(&Grid::x(1), &none).unwrap_err().argument, "logits");
     }

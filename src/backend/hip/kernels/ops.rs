@@ -422,6 +422,8 @@ kernels! { |launch|
     Route [route] {
         /// f32 `[M][count]`.
         logits: DevicePtr<f32> [rows.at_least(1) * count],
+        /// f32 `[count]`, added to the chances for the choice; or null.
+        bias: DevicePtr<f32> [null or count],
         /// `[M]`: page table of each row; a padding row gets no experts.
         row_seq: DevicePtr<u32> [rows.at_least(1)],
         /// Address of each expert, 0 if it is absent; or null.
@@ -440,8 +442,10 @@ kernels! { |launch|
         count: u32,
         /// Experts per row.
         used: u32,
-        /// 1 normalises weights over the chosen experts, 0 over all.
+        /// 1 normalises weights over the chosen experts, 0 over all, or not at all if chances are sigmoids.
         normalise: u32,
+        /// 1 makes chances by a sigmoid of each logit, 0 by a softmax over all.
+        sigmoid: u32,
     }
 
     /// Sorts pairs of a row and an expert by expert, in tiles of at most `size`. Grid:
@@ -487,6 +491,20 @@ kernels! { |launch|
         x: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// Must be above 0.
         cap: f32,
+        /// Values from row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// `x *= 1 / (1 + e^-gate)`, one gate for each row. Grid: 1024 values per workgroup, rows.
+    OpenRows [open_rows] {
+        /// f32, that of row m at `m * gate_stride`.
+        gate: DevicePtr<f32> [strided(launch.y, gate_stride, 1.into())],
+        /// f32, row m at `m * stride`.
+        x: DevicePtr<f32> [strided(launch.y, stride, cols)],
+        /// Values from gate to gate.
+        gate_stride: u32,
         /// Values from row to row.
         stride: u32,
         /// Values of a row.

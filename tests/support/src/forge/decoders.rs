@@ -6,6 +6,7 @@
 use super::llama::with_vocabulary;
 use super::{Forge, Random, Tensor, Value, ggml, kind};
 
+mod biased_experts;
 mod command_r;
 mod ernie4_5;
 mod exaone4;
@@ -54,6 +55,7 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         hunyuan_dense::decoders(),
         mistral3::decoders(),
         granitemoe::decoders(),
+        biased_experts::decoders(),
     ]
     .concat()
 }

@@ -4,8 +4,8 @@ use super::forms::{Form, Wanted, are_grouped, form};
 use super::limits;
 use super::lower::Lower;
 use super::unit::{
-    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Product,
-    Products, Route, Take, View, Work,
+    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Open,
+    Product, Products, Route, Take, View, Work,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
@@ -47,9 +47,7 @@ impl Lower<'_> {
             }
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
-            Op::Route { logits, normalise, scale, out } => {
-                self.route(number, [logits, out], normalise, scale)
-            }
+            Op::Route { .. } => self.route(number, op),
             Op::Experts { experts, choice, activation, from, .. } => {
                 self.experts(number, experts, [choice, from], activation)
             }
@@ -58,6 +56,7 @@ impl Lower<'_> {
                 self.add(number, Some(from), scale)
             }
             Op::Cap { cap, .. } => self.cap(number, cap),
+            Op::Open { gate, .. } => self.open(number, gate),
             Op::Scale { by, .. } => self.add(number, None, by),
         }
     }
@@ -311,13 +310,8 @@ impl Lower<'_> {
         if converts { self.convert(wrote) } else { Ok(()) }
     }
 
-    fn route(
-        &mut self,
-        number: usize,
-        [logits, out]: [ValueId; 2],
-        normalise: bool,
-        scale: f32,
-    ) -> Result<(), BackendError> {
+    fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::Route { logits, gating, bias, normalise, scale, out } = *op else { return Ok(()) };
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {
@@ -334,7 +328,9 @@ impl Lower<'_> {
         let at = self.parts.last().map_or(0, |part| part.units.len());
         let wrote = self.wrote(number)?;
         self.choices.insert(wrote, (choice, at));
-        let unit = Route { logits: view, count: from.width, normalise, scale, out: choice, sets: Vec::new() };
+        let bias = bias.map(|bias| self.operand(bias));
+        let (count, sets) = (from.width, Vec::new());
+        let unit = Route { logits: view, count, gating, bias, normalise, scale, out: choice, sets };
         self.emit(Work::Route(unit), Rows::All);
         Ok(())
     }
@@ -416,6 +412,17 @@ impl Lower<'_> {
             let keep = from.is_some();
             let unit = Add { from: from.unwrap_or(out), out, scale, keep, cols: value.width };
             self.emit(Work::Add(unit), value.rows);
+        }
+        self.convert(wrote)
+    }
+
+    /// `value *= sigmoid(gate)`.
+    fn open(&mut self, number: usize, gate: ValueId) -> Result<(), BackendError> {
+        let gate = self.float(self.read(number, gate)?)?;
+        let wrote = self.wrote(number)?;
+        let value = self.value(self.version(wrote)?.value)?;
+        if let Some(rows) = self.updated(wrote)?.float {
+            self.emit(Work::Open(Open { gate, rows, cols: value.width }), value.rows);
         }
         self.convert(wrote)
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::*;
 use crate::backend::hip::step::scratch;
 use crate::program::{
-    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Residence, RopeId, RopeLayout, RopeScaling,
-    RopeSpec, State, TensorId, ValueId,
+    Activation, Builder, ExpertRange, Gating, NormKind, Op, PartKind, Residence, RopeId, RopeLayout,
+    RopeScaling, RopeSpec, State, TensorId, ValueId,
 };
 use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
 
@@ -178,6 +178,7 @@ fn names(part: &BoundPart) -> Vec<&'static str> {
         Work::Experts(_) => "experts",
         Work::Add(_) => "add",
         Work::Cap(_) => "cap",
+        Work::Open(_) => "open",
     };
     part.units.iter().map(name).collect()
 }
@@ -354,7 +355,14 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
     let logits = w.project(normed, 6);
     w.dtype = DType::Q8_0;
     let choice = w.builder.choice(2);
-    w.builder.push(Op::Route { logits, normalise: true, scale: 1.0, out: choice });
+    w.builder.push(Op::Route {
+        logits,
+        gating: Gating::Softmax,
+        bias: None,
+        normalise: true,
+        scale: 1.0,
+        out: choice,
+    });
     let first = w.builder.next_tensor();
     for _ in 0..6 {
         for [rows, cols] in [[64, HIDDEN], [64, HIDDEN], [HIDDEN, 64]] {

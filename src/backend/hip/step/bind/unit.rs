@@ -2,7 +2,7 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
-use crate::program::{Activation, ExpertRange, RopeId, RopeLayout, Rows};
+use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows};
 use crate::tensor::DType;
 
 /// Number of a resident tensor in its part, in order of first use.
@@ -104,6 +104,8 @@ pub enum Work {
     Add(Add),
     /// `rows = cap * tanh(rows / cap)`.
     Cap(Cap),
+    /// See [`Open`].
+    Open(Open),
 }
 
 /// `out = scale * rows of the table`.
@@ -286,6 +288,10 @@ pub struct Route {
     pub logits: View,
     /// Number of experts.
     pub count: u32,
+    /// Makes chances of logits.
+    pub gating: Gating,
+    /// Added to the chances for the choice.
+    pub bias: Option<Operand>,
     /// Divides the weights by their sum.
     pub normalise: bool,
     /// Factor of the weights, applied last.
@@ -354,6 +360,17 @@ pub struct Cap {
     pub cols: u32,
 }
 
+/// Multiplies rows by the sigmoid of one number each, in place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Open {
+    /// One number per row.
+    pub gate: View,
+    /// Read and written.
+    pub rows: View,
+    /// Values of a row.
+    pub cols: u32,
+}
+
 /// All experts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertSet {
@@ -394,6 +411,7 @@ impl Work {
             }
             Self::Add(add) => of(&[], &[Some(add.from), Some(add.out)], &[]),
             Self::Cap(cap) => of(&[], &[Some(cap.rows)], &[]),
+            Self::Open(open) => of(&[], &[Some(open.gate), Some(open.rows)], &[]),
         }
     }
 }

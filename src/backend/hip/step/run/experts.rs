@@ -9,6 +9,7 @@ use crate::backend::hip::kernels::matmul::{
 use crate::backend::hip::kernels::ops;
 use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
 use crate::backend::hip::{DevicePtr, Grid};
+use crate::program::Gating;
 use crate::tensor::DType;
 
 /// One matrix of a layer's experts (gate, up or down): all of one type and size, found through an address table.
@@ -30,6 +31,7 @@ impl Run<'_> {
         let set = unit.sets.first().and_then(|set| weights.experts.get(*set).copied().flatten());
         let arguments = ops::Route {
             logits: self.at(unit.logits),
+            bias: weights.optional(unit.bias),
             row_seq: self.places.sequences,
             table: set.map_or(DevicePtr::NULL, |[gate, ..]| gate.table),
             experts: self.plane(unit.out.chosen),
@@ -40,6 +42,7 @@ impl Run<'_> {
             count: unit.count,
             used: unit.out.used,
             normalise: u32::from(unit.normalise),
+            sigmoid: u32::from(unit.gating == Gating::Sigmoid),
         };
         Ok(self.device.launch(self.stream, ops::Route::route, Grid::x(rows), &arguments)?)
     }

@@ -97,6 +97,7 @@ impl Run<'_> {
             Work::Experts(experts) => self.experts(experts, rows, weights),
             Work::Add(add) => self.add(add, rows),
             Work::Cap(cap) => self.cap(cap, rows),
+            Work::Open(open) => self.open(open, rows),
         }
     }
 

@@ -1,11 +1,11 @@
-//! Row operations: embeddings, gathering the rows with logits, sums, caps.
+//! Row operations: embeddings, gathering the rows with logits, sums, caps, gates of whole rows.
 
 use super::{Run, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::Grid;
 use crate::backend::hip::kernels::matmul::choice;
-use crate::backend::hip::kernels::ops::{AddRows, CapRows, EmbedRows, TakeRows};
-use crate::backend::hip::step::bind::{Add, Cap, Embed, Take};
+use crate::backend::hip::kernels::ops::{AddRows, CapRows, EmbedRows, OpenRows, TakeRows};
+use crate::backend::hip::step::bind::{Add, Cap, Embed, Open, Take};
 
 impl Run<'_> {
     pub(super) fn embed(&self, embed: &Embed, rows: u32) -> Result<(), BackendError> {
@@ -48,6 +48,19 @@ impl Run<'_> {
         };
         let grid = Grid::xy(cols.div_ceil(1024), rows);
         Ok(self.device.launch(self.stream, AddRows::add_rows, grid, &arguments)?)
+    }
+
+    pub(super) fn open(&self, open: &Open, rows: u32) -> Result<(), BackendError> {
+        let Open { gate, rows: values, cols } = *open;
+        let arguments = OpenRows {
+            gate: self.at(gate),
+            x: self.at(values),
+            gate_stride: gate.stride,
+            stride: values.stride,
+            cols,
+        };
+        let grid = Grid::xy(cols.div_ceil(1024), rows);
+        Ok(self.device.launch(self.stream, OpenRows::open_rows, grid, &arguments)?)
     }
 
     pub(super) fn cap(&self, cap: &Cap, rows: u32) -> Result<(), BackendError> {
