@@ -120,6 +120,7 @@ const SUM_MIN: f64 = 1.0 / (1 << 14) as f64;
 /// Appends the `used` experts with the largest chances plus `bias`, lower number first among equals, and their weights.
 ///
 /// A NaN counts as the largest. Its row's weights then become NaN too, so broken weights show in the logits.
+/// A softmax with a bias has a NaN for each of the row's experts then, and the lowest numbers are chosen.
 fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
     let number = |x: f32| if x.is_nan() { f32::INFINITY } else { x };
     let most = f64::from(logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max));
