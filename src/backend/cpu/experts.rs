@@ -155,7 +155,10 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
     let total = match (dims.normalise, dims.gating) {
         (false, _) => sum_of_all,
         (true, Gating::Softmax) => sum_of_best(),
-        (true, Gating::Sigmoid) => Some(sum_of_best()).filter(|sum| !(*sum < SUM_MIN)).unwrap_or(SUM_MIN),
+        (true, Gating::Sigmoid) => match sum_of_best() {
+            sum if sum < SUM_MIN => SUM_MIN,
+            sum => sum, // NaN too
+        },
     };
     let scale = f64::from(dims.scale);
     weights.extend(best.iter().map(|&expert| (share(expert) / total * scale) as f32));
