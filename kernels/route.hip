@@ -2,9 +2,10 @@
 //
 // A chance is e^logit / sum of e^logit over all experts; where `sigmoid` is not 0, it is 1 / (1 + e^-logit).
 // Shapes     logits: f32[M][count]; bias: f32[count], or null: then the largest logits are chosen
-//            experts: u32[M][used] and weights: f32[M][used], best first; of equal experts the one with the lower number
-//            The sum is over the chosen experts where `normalise` is not 0, and then at least 2^-14 for sigmoids; else it is 1
-//            A NaN counts as the largest; all weights of its row are NaN, or only its own where sigmoids have no sum
+//            experts: u32[M][used] and weights: f32[M][used], best first; of equal experts the one with the lower number.
+//            Where `normalise` is not 0, the sum is over the chosen experts, for sigmoids at least 2^-14; else it is 1.
+//            A NaN counts as the largest; all weights of its row are NaN, or only its own where sigmoids have no sum. With a
+//            bias and no `sigmoid`, all chances of its row are NaN, and the experts with the lowest numbers are chosen
 //            row_seq: u32[M]; NO_SEQUENCE (common/pages.h): the row's experts are NO_EXPERT, its weights 0
 //            table: u64[count], addresses of experts, 0 for those that are not there; absent: u32[1], 1 if a row chose one of
 //            these, else as before. Either is null: no look at the table
@@ -85,9 +86,9 @@ KERNEL(256, route, const f32* logits, const f32* bias, const u32* row_seq, const
     }
     barrier_lds();
     if (bias == nullptr) most = logit_of(ranks[chosen[0]]);
-    // Without a bias, the logit comes from its rank, which has no NaN.
+    // Ranks are nearer than logits. Infinity, which stands for a NaN there, gives NaN as a difference, but not as a sigmoid.
     auto share = [&](u32 e) {
-        const f32 logit = bias == nullptr ? logit_of(ranks[e]) : mine[e];
+        const f32 logit = bias == nullptr && sigmoid == 0 ? logit_of(ranks[e]) : mine[e];
         return sigmoid != 0 ? sigmoid_f32(logit) : exp_f32(logit - most);
     };
     const u32 terms = normalise != 0 ? used : sigmoid != 0 ? 0 : count;

@@ -120,6 +120,7 @@ const SUM_MIN: f64 = 1.0 / (1 << 14) as f64;
 /// Appends the `used` experts with the largest chances plus `bias`, lower number first among equals, and their weights.
 ///
 /// A NaN counts as the largest. Its row's weights then become NaN too, so broken weights show in the logits.
+/// A softmax with a bias has a NaN for each of the row's experts then, and the lowest numbers are chosen.
 fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
     let number = |x: f32| if x.is_nan() { f32::INFINITY } else { x };
     let most = f64::from(logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max));
@@ -154,7 +155,10 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
     let total = match (dims.normalise, dims.gating) {
         (false, _) => sum_of_all,
         (true, Gating::Softmax) => sum_of_best(),
-        (true, Gating::Sigmoid) => Some(sum_of_best()).filter(|sum| !(*sum < SUM_MIN)).unwrap_or(SUM_MIN),
+        (true, Gating::Sigmoid) => match sum_of_best() {
+            sum if sum < SUM_MIN => SUM_MIN,
+            sum => sum, // NaN too
+        },
     };
     let scale = f64::from(dims.scale);
     weights.extend(best.iter().map(|&expert| (share(expert) / total * scale) as f32));
