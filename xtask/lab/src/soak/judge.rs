@@ -63,19 +63,27 @@ impl Verdict {
         (if below > 0.0 { above / below } else { 0.0 }, span)
     }
 
-    /// All faults.
-    pub fn faults(&self) -> Vec<String> {
-        let mut faults = Vec::new();
-        let mut fault = |bad: bool, text: String| faults.extend(bad.then_some(text));
+    /// Text that says so, if the memory grew by more than is allowed.
+    pub fn growth(&self) -> Option<String> {
         let (slope, hours) = self.slope();
         let noise = if hours * 3600.0 < LONG.as_secs_f64() { NOISE_KIB } else { 0.0 };
         let (grown, allowed) = (slope * hours, KIB_PER_HOUR * hours + noise);
-        fault(
-            grown > allowed,
+        (grown > allowed).then(|| {
             format!(
                 "its memory grew by {grown:.0} KiB in {hours:.2} h ({slope:.0} KiB per hour); {allowed:.0} KiB are allowed"
-            ),
-        );
+            )
+        })
+    }
+
+    /// All faults.
+    pub fn faults(&self) -> Vec<String> {
+        self.growth().into_iter().chain(self.faults_but_growth()).collect()
+    }
+
+    /// All faults but growth.
+    pub fn faults_but_growth(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut fault = |bad: bool, text: String| faults.extend(bad.then_some(text));
         let (before, after) = (&self.before, &self.after);
         fault(before.fds != after.fds, format!("{} descriptors before, {} after", before.fds, after.fds));
         fault(
