@@ -133,15 +133,18 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
     };
     let all = || 0..logits.len() as u32;
     let sum_of_all: f64 = match dims.gating {
-        Gating::Softmax => all().map(share).sum(),
-        Gating::Sigmoid => 1.0,
+        // Only chances need it: a bias is added to them, or they are weights as they are.
+        Gating::Softmax if !(bias.is_empty() && dims.normalise) => all().map(share).sum(),
+        Gating::Softmax | Gating::Sigmoid => 1.0,
     };
     // Without a bias, logits are in the order of their chances, and still differ where chances are equal.
-    let size = |expert: u32| match bias.get(expert as usize) {
-        None => number(logits[expert as usize]),
-        Some(bias) => number((share(expert) / sum_of_all) as f32 + bias),
+    let sizes: Vec<f32> = match bias {
+        [] => logits.iter().copied().map(number).collect(),
+        bias => {
+            all().zip(bias).map(|(expert, bias)| number((share(expert) / sum_of_all) as f32 + bias)).collect()
+        }
     };
-    let better = |a: &u32, b: &u32| match size(*b).partial_cmp(&size(*a)) {
+    let better = |a: &u32, b: &u32| match sizes[*b as usize].partial_cmp(&sizes[*a as usize]) {
         None | Some(Ordering::Equal) => a.cmp(b),
         Some(order) => order,
     };

@@ -6,7 +6,7 @@ use super::rope;
 use super::sizes::{FFN_MAX, Sizes, norm};
 use super::writer::{Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout};
+use crate::program::{Gating, NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     experts::none(&w.metadata)?;
@@ -14,8 +14,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
 }
 
 pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
-    let key = w.metadata.key("expert_count");
-    let found = experts::read(&w.metadata)?.ok_or(PlanError::Key { key, want: "a number above 0" })?;
+    let found = experts::required(&w.metadata, Gating::Softmax, &[Gating::Softmax])?;
     write_layers(w, Some(&Experts { bias: Presence::Optional, ..found }))
 }
 
@@ -36,23 +35,17 @@ fn write_layers(w: &mut Writer<'_>, experts: Option<&Experts>) -> Result<Written
     let rope = w.plain_rope(&angles);
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", rms, x);
-        let qkv = w.qkv(heads, normed, Presence::Optional);
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
-        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        w.self_attention(rms, x, heads, rope, [Presence::Optional, Presence::Never]);
         match experts {
             Some(experts) if layer >= dense => {
+                let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
                 w.experts(experts, normed, x);
                 if shared > 0 {
                     let out = w.shared_expert(normed, shared);
                     w.add(out, 1.0, x);
                 }
             }
-            _ => {
-                let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Never);
-                w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
-            }
+            _ => w.feed_forward(rms, x, sizes.ffn, Presence::Never),
         }
     }
     let logits = w.head(rms, x);

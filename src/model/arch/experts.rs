@@ -40,12 +40,14 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError
     read_gated(metadata, Gating::Softmax, &[Gating::Softmax])
 }
 
-/// As [`read`], for an architecture whose files may name another gating, one of `known`; `own` where they name none.
-pub(super) fn read_gated(
-    metadata: &Metadata<'_>,
-    own: Gating,
-    known: &[Gating],
-) -> Result<Option<Experts>, PlanError> {
+/// As [`read`], for an architecture that is nothing without experts. Its files may name a gating, one of `known`; `own` where
+/// they name none.
+pub(super) fn required(metadata: &Metadata<'_>, own: Gating, known: &[Gating]) -> Result<Experts, PlanError> {
+    let key = metadata.key("expert_count");
+    read_gated(metadata, own, known)?.ok_or(PlanError::Key { key, want: "a number above 0" })
+}
+
+fn read_gated(metadata: &Metadata<'_>, own: Gating, known: &[Gating]) -> Result<Option<Experts>, PlanError> {
     let number = |name: &str, range: RangeInclusive<u64>| metadata.count_if_there(name, range);
     let count = number("expert_count", 0..=EXPERTS_MAX)?.unwrap_or(0);
     if count == 0 {

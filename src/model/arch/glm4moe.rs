@@ -14,17 +14,12 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     w.metadata.refuse_any("rope.dimension_sections", "multi-dimensional positions", |n| n > 0)?;
-    let key = w.metadata.key("expert_count");
-    let found = experts::read_gated(&w.metadata, Gating::Sigmoid, &[Gating::Softmax, Gating::Sigmoid])?
-        .ok_or(PlanError::Key { key, want: "a number above 0" })?;
+    let found = experts::required(&w.metadata, Gating::Sigmoid, &[Gating::Softmax, Gating::Sigmoid])?;
     let normalise = w.metadata.flag_if_there("expert_weights_norm")?.unwrap_or(false);
     let experts = Experts { bias: Presence::Required, normalise, ..found };
     // All published models have an expert for all rows. Without one, there is no other engine to compare with.
-    let shared = w.metadata.count("expert_shared_count", 1..=64)? * experts.ffn;
-    if shared as u64 > FFN_MAX {
-        let key = w.metadata.key("expert_shared_count");
-        return Err(PlanError::Range { key, value: shared as u64, min: 0, max: FFN_MAX });
-    }
+    let most = (FFN_MAX / experts.ffn as u64).min(64);
+    let shared = w.metadata.count("expert_shared_count", 1..=most)? * experts.ffn;
     let dense = w.metadata.count_if_there("leading_dense_block_count", 0..=sizes.blocks as u64)?.unwrap_or(0);
 
     let x = w.embedding(sizes.hidden, 1.0);

@@ -20,10 +20,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let mut dense = false;
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", rms, x);
-        let qkv = w.qkv(heads, normed, Presence::Optional);
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Optional);
+        w.self_attention(rms, x, heads, rope, [Presence::Optional, Presence::Optional]);
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
         match &experts {
             // A model may mix dense and expert layers.

@@ -13,9 +13,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
-    let key = w.metadata.key("expert_count");
-    let found = experts::read_gated(&w.metadata, Gating::Sigmoid, &[Gating::Softmax, Gating::Sigmoid])?
-        .ok_or(PlanError::Key { key, want: "a number above 0" })?;
+    let found = experts::required(&w.metadata, Gating::Sigmoid, &[Gating::Softmax, Gating::Sigmoid])?;
     let experts = Experts { bias: Presence::Required, ..found };
 
     let x = w.embedding(sizes.hidden, 1.0);

@@ -17,10 +17,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let rope = w.rope(&angles);
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", rms, x);
-        let qkv = w.qkv(heads, normed, Presence::Required);
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
+        w.self_attention(rms, x, heads, rope, [Presence::Required, Presence::Never]);
         w.feed_forward(rms, x, sizes.ffn, Presence::Never);
     }
     (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));

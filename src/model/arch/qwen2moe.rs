@@ -7,14 +7,13 @@ use super::rope;
 use super::sizes::{FFN_MAX, Sizes, norm};
 use super::writer::{Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{NormKind, RopeLayout};
+use crate::program::{Gating, NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
-    let key = w.metadata.key("expert_count");
-    let found = experts::read(&w.metadata)?.ok_or(PlanError::Key { key, want: "a number above 0" })?;
+    let found = experts::required(&w.metadata, Gating::Softmax, &[Gating::Softmax])?;
     let width = |name: &str| {
         Ok::<_, PlanError>(w.metadata.count_if_there(name, 0..=FFN_MAX)?.filter(|width| *width > 0))
     };
@@ -27,10 +26,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let rope = w.plain_rope(&angles);
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", rms, x);
-        let qkv = w.qkv(heads, normed, Presence::Optional);
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
+        w.self_attention(rms, x, heads, rope, [Presence::Optional, Presence::Never]);
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
         w.experts(&experts, normed, x);
         let out = w.shared_expert(normed, shared);

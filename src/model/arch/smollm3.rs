@@ -20,11 +20,8 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let (rotated, unrotated) = (w.plain_rope(&angles), w.unrotated(&angles));
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", rms, x);
-        let qkv = w.qkv(heads, normed, Presence::Optional);
         let rope = if layer % PERIOD == PERIOD - 1 { unrotated } else { rotated };
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
+        w.self_attention(rms, x, heads, rope, [Presence::Optional, Presence::Never]);
         w.feed_forward(rms, x, sizes.ffn, Presence::Never);
     }
     let logits = w.head(rms, x);

@@ -17,10 +17,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let rope = w.plain_rope(&angles);
     for layer in 0..sizes.layers {
         w.layer(layer);
-        let normed = w.norm("attention norm", "attn_norm", layer_norm, x);
-        let qkv = w.qkv(heads, normed, Presence::Optional);
-        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
-        w.add_projection("attention output", "attn_output", attended, x, Presence::Required);
+        w.self_attention(layer_norm, x, heads, rope, [Presence::Optional, Presence::Required]);
         let normed = w.norm("feed-forward norm", "ffn_norm", layer_norm, x);
         let up = w.project("feed-forward up", "ffn_up", normed, sizes.ffn, Presence::Required);
         let active = w.activate(Activation::Gelu, up);

@@ -407,6 +407,22 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
     }
 
+    /// The attention half of a layer without a window: the norm of `x`, attention rotated by `rope`, and what the output adds to
+    /// `x`. The first bias is that of queries, keys and values, the second the output's.
+    pub fn self_attention(
+        &mut self,
+        norm: Norm,
+        x: ValueId,
+        heads: Heads,
+        rope: RopeId,
+        [qkv, out]: [Presence; 2],
+    ) {
+        let normed = self.norm("attention norm", "attn_norm", norm, x);
+        let qkv = self.qkv(heads, normed, qkv);
+        let attended = self.attend(heads, rope, qkv, heads.scale(), None);
+        self.add_projection("attention output", "attn_output", attended, x, out);
+    }
+
     /// The feed-forward half of a layer: the norm of `x`, gate and up with `bias`, and what down adds to `x`.
     pub fn feed_forward(&mut self, norm: Norm, x: ValueId, ffn: usize, bias: Presence) {
         let normed = self.norm("feed-forward norm", "ffn_norm", norm, x);

@@ -76,12 +76,12 @@ pub fn run(args: &Args) -> Result<()> {
 /// # Errors
 /// [`Error::Soaked`] with all faults.
 pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<String> {
-    let mut verdict = verdict(binaries, time, clients, seed)?;
+    let mut verdict = observe(binaries, time, clients, seed)?;
     println!("{verdict}");
     if time < SHORT && verdict.faults_but_growth().is_empty() && verdict.growth().is_some() {
         let longer = time * LONGER;
         println!("the memory grew: once more, for {} s, in which a leak grows on", longer.as_secs());
-        verdict = self::verdict(binaries, longer, clients, seed)?;
+        verdict = observe(binaries, longer, clients, seed)?;
         println!("{verdict}");
     }
     let faults = verdict.faults();
@@ -92,7 +92,7 @@ pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<
 }
 
 /// Runs clients for so long; returns all observations of the daemon.
-fn verdict(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<Verdict> {
+fn observe(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<Verdict> {
     let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
     let model = host::root().join("tests/models/tinystories-260k-f32.gguf");
     for name in MODELS {
@@ -129,9 +129,9 @@ fn verdict(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<V
     }
     shared.map_all()?;
     let after = rest(&process, Some(&before))?;
-    let verdict = Verdict { before, after, samples, left: shared.left()?, done: shared.done() };
+    let (left, done) = (shared.left()?, shared.done());
     daemon.stop()?;
-    Ok(verdict)
+    Ok(Verdict { before, after, samples, left, done })
 }
 
 /// Waits until threads for blocking work have ended and, given an earlier sample, until the daemon matches it or the
