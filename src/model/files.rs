@@ -224,6 +224,12 @@ impl ModelFiles {
     pub fn check_untouched(&self) -> Result<(), MapError> {
         self.mappings().try_for_each(|file| file.check_untouched())
     }
+
+    /// True if all files are whole, and all that a look at each one tells is as it was. Costs one `fstat` per file, and waits
+    /// for nothing: mapped files are local, or copies in memory. A changed link count or permission makes it false too.
+    pub fn are_as_mapped(&self) -> bool {
+        self.mappings().all(|file| file.is_as_mapped())
+    }
 }
 
 impl Shard {

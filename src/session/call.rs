@@ -156,6 +156,9 @@ impl Call {
 
     /// Call when a request on that model failed: notifies watchers if the model's file is the reason.
     pub(super) async fn note_poison(&self, lease: Arc<Lease>) {
+        if lease.model().files.are_as_mapped() {
+            return;
+        }
         let noted = self.blocking(move |call| {
             call.service().events.note_poison(lease.model());
             Ok(())

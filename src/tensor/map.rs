@@ -239,6 +239,12 @@ impl MappedFile {
         if self.watched.poisoned() { Err(MapError::Poisoned) } else { Ok(()) }
     }
 
+    /// True if the file lost no bytes, and has the identity that it had when it was mapped. Costs one `fstat`.
+    pub fn is_as_mapped(&self) -> bool {
+        let same = |stat| FileIdentity::of(&stat) == self.identity;
+        self.check_poison().is_ok() && rustix::fs::fstat(&self.file).is_ok_and(same)
+    }
+
     /// Addresses of the mapping. The last page may extend past the end.
     pub(super) fn addresses(&self) -> Range<usize> {
         let range = self.map.as_ptr_range();

@@ -9,7 +9,7 @@
 //! poisoned; its requests finish) -> gone. A mapping without a name and without a request is removed in any state. A
 //! failed opening leaves nothing behind: every waiter gets the error, and the next request tries again.
 //!
-//! Calls block: they open and stat files, and wait for an opener. Do not call them on runtime threads. One lock,
+//! Calls block: they open and stat files, and wait for an opener. Runtime threads may call [`Store::acquire_now`] alone. One lock,
 //! `tables`, guards look-ups only; no file is opened or unmapped and no callback runs under it.
 //!
 //! A file system's server may never answer. So files are opened, examined, read and closed on other threads
@@ -31,6 +31,7 @@ use crate::share::{Charge, Shares, Taker};
 use crate::tensor::{FileIdentity, MapError, MappedFile};
 
 mod acquire;
+mod confirm;
 mod copy;
 mod directory;
 mod error;
@@ -236,6 +237,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn acquire(self: &Arc<Self>, uid: u32, name: &str) -> Result<(Lease, bool), StoreError> {
+        if let Some(lease) = self.acquire_now(uid, name) {
+            return Ok((lease, false));
+        }
         let mut source = self.tables.lock().resolve(uid, name);
         if source.as_ref().is_none_or(Source::is_incomplete) {
             self.rescan();

@@ -143,6 +143,16 @@ impl Tables {
         self.slots.get(&id).map(|slot| (id, slot.state.clone()))
     }
 
+    /// Identity of a directory's file at the last request.
+    pub(super) fn seen_at(&self, name: &str) -> Option<&Identity> {
+        self.listed.get(name).filter(|listed| !listed.entry.incomplete)?.seen.as_ref()
+    }
+
+    /// The mapping that serves new requests for a file.
+    pub(super) fn current_id(&self, identity: &Identity) -> Option<ModelId> {
+        self.current.get(identity).copied()
+    }
+
     /// True if these files are mapped, and whole as far as is known.
     pub(super) fn is_ready(&self, identity: &Identity) -> bool {
         let current = self.current(identity);

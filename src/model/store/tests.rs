@@ -12,6 +12,7 @@ use crate::model::pages::{HostPolicy, PageResidency, PagesReport, PagesState};
 use crate::share::limits::{Limit, OfEveryUser, OfOneUser, Origin};
 use crate::tensor::HostPages;
 
+mod confirmed;
 mod passed;
 
 const ALICE: u32 = 1001;

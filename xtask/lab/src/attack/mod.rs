@@ -1,6 +1,6 @@
 //! `cargo xtask attack`: one user takes all it can get from a private daemon; measures what that costs the others.
 //!
-//! Each attack runs as a user of its own. Beside it, another user asks for short answers, one after another, and so
+//! Each attack runs as one user or several. Beside them, another user asks for short answers, one after another, and so
 //! does root. Their times are compared with those beside a fair neighbour, who asks for one answer after another.
 
 mod shares;
@@ -22,8 +22,9 @@ use users::{Attack, Times};
 use crate::soak::process::Process;
 pub use users::{UserArgs, as_user};
 
-const ATTACKER: u32 = 54_321;
-const INNOCENT: u32 = 54_322;
+const INNOCENT: u32 = 54_320;
+/// The first attacker; those beside it have the numbers after it.
+const ATTACKER_UIDS_FROM: u32 = 54_321;
 
 /// Most times of the innocent user, in those beside a fair neighbour.
 const MEDIAN_MOST: f64 = 2.0;
@@ -46,6 +47,9 @@ pub struct Args {
     /// Short answers that the innocent user asks for during each attack
     #[arg(long, default_value_t = 40, value_name = "N")]
     requests: u32,
+    /// Users that attack at the same time; as many fair neighbours are what it is compared with
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    users: u32,
     /// A model file [default: SmolLM2, which is fetched, and a tiny one for the look-alike]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
@@ -167,7 +171,7 @@ impl Target {
 /// Prints a line for each attack; what is wrong goes to `faults`.
 fn attack(target: &Target, args: &Args, faults: &mut Vec<String>) -> Result<()> {
     let start_mib = memory_mib(target.daemon.pid())?;
-    let fair = measure(target, Attack::Fair, args.requests, start_mib)?;
+    let fair = measure(target, Attack::Fair, args.users, args.requests, start_mib)?;
     println!(
         "{:<14}{:>10}{:>10}{:>8}{:>8}{:>10}{:>10}{:>10}",
         "attack", "p50 ms", "p99 ms", "p50 x", "p99 x", "root ms", "RSS MiB", "left MiB"
@@ -176,7 +180,7 @@ fn attack(target: &Target, args: &Args, faults: &mut Vec<String>) -> Result<()> 
     let possible = |attack: &&Attack| **attack != Attack::Hanging || target.far.is_some();
     for attack in Attack::ALL.iter().filter(possible).filter(|a| args.only.is_none_or(|only| only == **a)) {
         host::check_interrupted()?;
-        let row = measure(target, *attack, args.requests, start_mib)?;
+        let row = measure(target, *attack, args.users, args.requests, start_mib)?;
         show(&row, &fair, faults);
     }
     Ok(())
@@ -205,21 +209,25 @@ fn open_to_all(socket: &Path) -> Result<()> {
     open(socket, 0o666)
 }
 
-fn measure(target: &Target, attack: Attack, requests: u32, start_mib: u64) -> Result<Row> {
+fn measure(target: &Target, attack: Attack, users: u32, requests: u32, start_mib: u64) -> Result<Row> {
     let pid = target.daemon.pid();
-    let mut attacker = target.user(attack, requests, ATTACKER)?;
+    let uids = ATTACKER_UIDS_FROM..ATTACKER_UIDS_FROM + users;
+    let attackers = uids.clone().map(|uid| target.user(attack, requests, uid)).collect::<Result<Vec<_>>>();
+    let mut attackers = attackers?;
     thread::sleep(Duration::from_secs(3));
     let hangs = target.far.as_ref().filter(|_| attack == Attack::Hanging);
     hangs.inspect(|far| far.hang());
     let innocent = target.user(Attack::Ask, requests, INNOCENT)?;
     let root = target.user(Attack::Ask, requests / 4 + 1, 0)?;
     let watched = watch(pid, [innocent, root])?;
-    let _ = attacker.kill();
+    attackers.iter_mut().for_each(|attacker| drop(attacker.kill()));
     // The kernel waits for the server when it closes the attacker's files.
     hangs.inspect(|far| far.answer());
-    let _ = attacker.wait();
-    let left = target.user(Attack::Leave, 0, ATTACKER)?.wait();
-    left.map_err(Error::io("the attacker's last process"))?;
+    attackers.iter_mut().for_each(|attacker| drop(attacker.wait()));
+    for uid in uids {
+        let left = target.user(Attack::Leave, 0, uid)?.wait();
+        left.map_err(Error::io("an attacker's last process"))?;
+    }
     thread::sleep(REST);
     let left_mib = memory_mib(pid)?.saturating_sub(start_mib);
     let [innocent, root] = watched.times;

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub const FAR: &str = "far";
 const MANY: usize = 16;
 /// Threads of an attacker that only wants to be fast.
 const STORM: usize = 64;
+/// Tokens of a prompt that leaves room for an answer in the smallest context of 512.
+const PROMPT_IDS: u32 = 480;
 const MIB: usize = 1 << 20;
 
 /// The behaviour of a user.
@@ -40,6 +42,8 @@ pub enum Attack {
     Short,
     /// Long prompts without an end.
     Prompts,
+    /// Sixty long prompts on each of a few connections, all cancelled after 50 ms, without an end.
+    Cancels,
     /// Answers of a model of 8 billion weights that the attacker passed, from a file with holes for weights.
     Slow,
     /// Files with 1.5 million tokens, passed and unloaded again and again.
@@ -67,11 +71,12 @@ pub enum Attack {
 }
 
 impl Attack {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
         Self::Prompts,
+        Self::Cancels,
         Self::Slow,
         Self::Headers,
         Self::Descriptors,
@@ -149,6 +154,7 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Endless => repeat(&options, 2 * MANY, &answer_of(400)),
         Attack::Short => short(&options),
         Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
+        Attack::Cancels => cancels(&options),
         Attack::Slow => slow(&options),
         Attack::Headers => headers(&options),
         Attack::Descriptors => descriptors(&options),
@@ -232,6 +238,26 @@ fn short(options: &Options) {
                 }
             });
         }
+    });
+}
+
+/// Cancels are sent for all, and the connection is closed. Its own work is only to send.
+fn cancels(options: &Options) {
+    let ids = (0..PROMPT_IDS).map(|n| 3 + n * 7 % 500).collect::<Vec<_>>();
+    let turn = AtomicU32::new(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
+    threads(4, || {
+        let Ok(connection) = Connection::connect(options) else { return };
+        let open: Vec<_> = (0..60)
+            .filter_map(|_| {
+                let mut ids = ids.clone();
+                // Another first token, so that no prompt begins as one before it.
+                ids[0] = 3 + turn.fetch_add(1, Ordering::Relaxed) % 500;
+                let request = GenerateRequest { prompt: Prompt::Ids(ids), ..answer_of(4) };
+                connection.generate(&request).ok()
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(50));
+        drop(open);
     });
 }
 
