@@ -3,7 +3,8 @@
 //! Backends rely on this: they need not check any shape of a finished program again.
 
 use super::{
-    Content, Op, Part, PartKind, Program, Residence, RopeId, Rows, State, StateId, TensorId, Value, ValueId,
+    Activation, Content, Op, Part, PartKind, Program, Residence, RopeId, Rows, State, StateId, TensorId,
+    Value, ValueId,
 };
 use crate::tensor::DType;
 
@@ -139,7 +140,7 @@ impl Checker<'_> {
                     "keys must be as wide as their state".into()
                 })
             }
-            Op::Attend { state, queries, window, out, scale } => {
+            Op::Attend { state, queries, window, sinks, out, scale } => {
                 let (heads, head_dim) = self.kv(state)?;
                 let whole = heads
                     .checked_mul(head_dim)
@@ -148,13 +149,20 @@ impl Checker<'_> {
                 demand(window != Some(0) && scale.is_finite(), || {
                     "the window must include the row, and the scale must be finite".into()
                 })?;
+                let query_heads = self.width(queries)? / head_dim;
+                sinks.map_or(Ok(()), |sinks| self.vector(sinks, query_heads))?;
                 self.same_width(&[queries, out])
             }
             Op::Gate { gate, up, out, .. } => {
                 demand(gate != out && up != out, || "a gate must not write its inputs".into())?;
                 self.same_width(&[gate, up, out])
             }
-            Op::Activate { from, out, .. } => self.same_width(&[from, out]),
+            Op::Activate { activation, from, out } => {
+                demand(activation != Activation::Clamped, || {
+                    "this activation is of a gate and its up".into()
+                })?;
+                self.same_width(&[from, out])
+            }
             Op::Add { from, out, .. } => {
                 demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
@@ -164,7 +172,12 @@ impl Checker<'_> {
                 bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
                 demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
             }
-            Op::Experts { experts, from, out, .. } => self.experts(experts, from, out),
+            Op::Experts { experts, biases, from, out, .. } => {
+                let ffn = self.experts(experts, from, out)?;
+                let widths = [ffn, ffn, self.width(out)?];
+                let mut each = biases.into_iter().flatten().zip(widths);
+                each.try_for_each(|(bias, width)| self.numbers(bias, experts.count, width))
+            }
             Op::Cap { cap, .. } => {
                 demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
             }
@@ -196,7 +209,8 @@ impl Checker<'_> {
         })
     }
 
-    fn experts(&self, experts: super::ExpertRange, from: ValueId, out: ValueId) -> Found {
+    /// Returns the width of the experts' hidden layer.
+    fn experts(&self, experts: super::ExpertRange, from: ValueId, out: ValueId) -> Result<u32, String> {
         demand(from != out, || "experts must not write their input".into())?;
         let (from, out) = (self.width(from)?, self.width(out)?);
         let last = experts.count.checked_sub(1).ok_or("the layer has no experts")?;
@@ -219,7 +233,7 @@ impl Checker<'_> {
             self.shape(all[1], ffn, from)?;
             self.shape(all[2], out, ffn)?;
         }
-        Ok(())
+        Ok(ffn)
     }
 
     fn value(&self, id: ValueId) -> Result<Value, String> {
@@ -271,7 +285,12 @@ impl Checker<'_> {
     }
 
     fn vector(&self, id: TensorId, len: u32) -> Found {
-        self.shape(id, 1, len)?;
+        self.numbers(id, 1, len)
+    }
+
+    /// A tensor that is used as it is.
+    fn numbers(&self, id: TensorId, rows: u32, cols: u32) -> Found {
+        self.shape(id, rows, cols)?;
         let lazy = &self.tensor(id)?.lazy;
         demand(lazy.dtype() == DType::F32, || format!("tensor {} must be F32", lazy.name()))
     }

@@ -84,10 +84,12 @@ pub enum Op {
         scale: f32,
         /// A row at position p sees positions above `p - window`, up to its own; without a window, all up to its own.
         window: Option<u32>,
+        /// `[query heads]` f32. The softmax of a head counts its sink as one more score, whose value is 0.
+        sinks: Option<TensorId>,
         /// Written; as wide as the queries.
         out: ValueId,
     },
-    /// `out = activation(gate) * up`.
+    /// `out = activation(gate) * up`; see [`Activation::Clamped`] for its own formula.
     Gate {
         /// Activation of the gate.
         activation: Activation,
@@ -124,9 +126,12 @@ pub enum Op {
         out: ValueId,
     },
     /// `out[r] +=` the weighted sum over r's chosen experts of `down * (activation(gate * from[r]) * (up * from[r]))`.
+    /// Each of the three products has a bias added to it if there are `biases`.
     Experts {
         /// All experts of the layer.
         experts: ExpertRange,
+        /// Biases of gate, up and down, f32: row e of `[experts, outputs]` belongs to expert e.
+        biases: Option<[TensorId; 3]>,
         /// The experts of each row, and their weights.
         choice: ValueId,
         /// Activation of the gate.
@@ -193,6 +198,9 @@ pub enum Activation {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`: the approximation used in training.
     Gelu,
+    /// Of a gate g and its u: `g' / (1 + e^(-1.702 g')) * (1 + u')`. Here g' is g, at most 7, and u' is u, clamped to -7
+    /// and 7. Only of gates.
+    Clamped,
 }
 
 /// The experts of a layer as consecutive tensors of the program: gate, up and down of the first, then of the second,

@@ -75,6 +75,8 @@ pub struct Yarn {
     pub beta_slow: f32,
     /// Weight of the length that was trained into the model already (`mscale_all_dim`); 0 for most.
     pub log_multiplier: f32,
+    /// Rounds the ends of the mix outwards to whole pairs, as nearly all models do.
+    pub whole_pairs: bool,
 }
 
 /// The rotation of each pair of a head from one position to the next. Made once for a model. Uses f64 throughout, so
@@ -144,7 +146,9 @@ impl Yarn {
             let wavelengths = context / (f64::from(turns) * 2.0 * std::f64::consts::PI);
             dims * wavelengths.ln() / (2.0 * theta.ln())
         };
-        [pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(dims - 1.0)]
+        let [fast, slow] = [pair_of(self.beta_fast), pair_of(self.beta_slow)];
+        let [fast, slow] = if self.whole_pairs { [fast.floor(), slow.ceil()] } else { [fast, slow] };
+        [fast.max(0.0), slow.min(dims - 1.0)]
     }
 
     /// Length factor of q and k: attention flattens as contexts grow, and longer vectors counter that.
@@ -205,11 +209,18 @@ mod tests {
             beta_fast: 10.0,
             beta_slow: 1.0,
             log_multiplier: 0.0,
+            whole_pairs: true,
         };
         let made = angles(RopeScaling::Yarn(yarn), None);
         // The ramp goes from pair 2 to pair 4 (3.0001 rounded up): pair 3 lies half way.
         close(&made.frequencies, &[1.0, 0.1, 0.01, 0.001 * (0.5 + 0.5 / 4.0)]);
         close(&[made.magnitude], &[1.0 + 0.1 * 4f64.ln()]);
+        // Unrounded, 10 turns are pair 2.0001 and 1 turn is pair 3.0001: the last pair is divided all but 1 / 10,000.
+        yarn.whole_pairs = false;
+        let exact = angles(RopeScaling::Yarn(yarn), None).frequencies;
+        close(&exact[..3], &[1.0, 0.1, 0.01]);
+        assert!((exact[3] / 0.000_25 - 1.0).abs() < 1e-3, "{exact:?}");
+        yarn.whole_pairs = true;
         yarn.log_multiplier = 1.0;
         close(&[angles(RopeScaling::Yarn(yarn), None).magnitude], &[1.0]);
         yarn.ext_factor = 0.0;

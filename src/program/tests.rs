@@ -79,7 +79,7 @@ fn a_sound_program_has_its_parts_and_sizes() {
             let state = rig.builder.state(State::Kv { heads: 2, head_dim: 2 });
             rig.builder.push(Op::Store { state, keys: k, values: v });
             let out = rig.builder.value(8);
-            rig.builder.push(Op::Attend { state, queries: q, scale: 1.0, window: Some(1), out });
+            rig.builder.push(Op::Attend { state, queries: q, scale: 1.0, window: Some(1), sinks: None, out });
         }),
         None
     );
@@ -184,9 +184,18 @@ fn heads_are_whole_and_a_row_sees_itself() {
     let attend = |heads, head_dim, window| {
         move |rig: &mut Rig| {
             let (state, out) = (rig.builder.state(State::Kv { heads, head_dim }), rig.builder.value(WIDTH));
-            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window, out });
+            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window, sinks: None, out });
         }
     };
+    let with_sinks = |count| {
+        move |rig: &mut Rig| {
+            let state = rig.builder.state(State::Kv { heads: 1, head_dim: 2 });
+            let (sinks, out) = (Some(rig.vector(count)), rig.builder.value(WIDTH));
+            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window: None, sinks, out });
+        }
+    };
+    assert_eq!(fault(with_sinks(2)), None);
+    refused("must have shape [2]", with_sinks(1));
     refused("must be a multiple of the state's width", attend(3, 1, None));
     refused("no such keys", attend(0, 1, None));
     refused("window must include the row", attend(2, 2, Some(0)));
@@ -207,7 +216,8 @@ fn heads_are_whole_and_a_row_sees_itself() {
 
 #[test]
 fn experts_are_alike_and_come_when_chosen() {
-    let layer = |count: u32, used: usize, last: DType, residence| {
+    // `width`: that of down's biases, if there are biases.
+    let biased = |count: u32, used: usize, last: DType, residence, width: Option<u64>| {
         move |rig: &mut Rig| {
             let logits = rig.project(2);
             let choice = rig.builder.choice(used);
@@ -228,15 +238,25 @@ fn experts_are_alike_and_come_when_chosen() {
             }
             let (from, out) = (rig.project(WIDTH), rig.x);
             let experts = ExpertRange { first, count };
-            rig.builder.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
+            let mut bias = |width| rig.builder.tensor(tensor(DType::F32, &[width, 2]), Residence::Device);
+            let biases = width.map(|width| [bias(6), bias(6), bias(width)]);
+            let activation = Activation::Clamped;
+            rig.builder.push(Op::Experts { experts, biases, choice, activation, from, out });
         }
     };
+    let layer = |count, used, last, residence| biased(count, used, last, residence, None);
+    assert_eq!(fault(biased(2, 1, DType::F32, Residence::Chosen, Some(4))), None);
+    refused("must have shape [4, 2]", biased(2, 1, DType::F32, Residence::Chosen, Some(5)));
     assert_eq!(fault(layer(2, 2, DType::F32, Residence::Chosen)), None);
     refused("3 of 2 experts", layer(2, 3, DType::F32, Residence::Chosen));
     refused("the layer has no experts", layer(0, 1, DType::F32, Residence::Chosen));
     refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
     refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
     refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
+    refused("of a gate and its up", |rig| {
+        let out = rig.builder.value(WIDTH);
+        rig.builder.push(Op::Activate { activation: Activation::Clamped, from: rig.x, out });
+    });
 }
 
 #[test]

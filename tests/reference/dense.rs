@@ -86,6 +86,7 @@ fn yarn_turns_as_its_paper_says() {
         beta_fast: 32.0,
         beta_slow: 1.0,
         log_multiplier: 0.0,
+        whole_pairs: true,
     };
     for layout in [RopeLayout::Interleaved, RopeLayout::Halves] {
         let scaling = RopeScaling::Yarn(yarn);

@@ -1,8 +1,9 @@
 """plain.py: small decoders in plain double-precision code, a second opinion beside oracle.py's engine.
 
 llama.cpp on a CPU takes GELU from a table of half-precision numbers, which puts its answers off by some 1e-3 nats. It
-also ignores the windows of phi3. With the same table and without windows, this module shows that nothing else differs;
-otherwise it computes the exact answers. It uses none of our code: the PyPI package `gguf` reads the files.
+also ignores the windows of phi3, and that gpt-oss was trained with YaRN's ends unrounded. With the same table, without
+windows and with rounded ends, this module shows that nothing else differs; otherwise it computes the exact answers. It
+uses none of our code: the PyPI package `gguf` reads the files.
 """
 import numpy as np
 
@@ -32,7 +33,7 @@ def softmax(x):
 
 class Decoder:
     """What most architectures do; subclasses override the differences."""
-    ignored = ()        # keys that llama.cpp does not read, although models were trained with what they say
+    ignored = ()        # keys that llama.cpp does not read, or reads in another way than models were trained
     adjacent = False    # rotated pairs: neighbours, or half of the rotated values apart
     pattern = None      # one of every so many layers has no window
     activation = staticmethod(silu)
@@ -43,14 +44,18 @@ class Decoder:
         self.keys = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
         self.tensors = {t.name: np.array(t.data, np.float64).reshape(t.shape[::-1]) for t in reader.tensors}
         self.gelu = tabled_gelu if as_llama_cpp else gelu
-        for name in self.ignored if as_llama_cpp else ():
-            self.keys.pop(f"{self.keys['general.architecture']}.{name}", None)
+        self.as_llama_cpp = as_llama_cpp
+        self.leave_out(self.ignored if as_llama_cpp else ())
         self.layers, self.width = self.key("block_count"), self.key("embedding_length")
         self.heads, self.kv_heads = self.key("attention.head_count"), self.key("attention.head_count_kv")
         self.head_dim = self.key("attention.key_length", self.width // self.heads)
         self.rotated = self.key("rope.dimension_count", self.head_dim)
         self.factor = self.key("rope.scaling.factor", 1.0)
         self.epsilon = self.key("attention.layer_norm_rms_epsilon") or self.key("attention.layer_norm_epsilon")
+
+    def leave_out(self, names):
+        for name in names:
+            self.keys.pop(f"{self.keys['general.architecture']}.{name}", None)
 
     def key(self, name, default=None):
         return self.keys.get(f"{self.keys['general.architecture']}.{name}", default)
@@ -77,8 +82,12 @@ class Decoder:
         back = np.arange(n)[:, None] - np.arange(n)
         window = self.key("attention.sliding_window") if self.local(layer) else n
         scores = np.einsum("phd,shd->hps", q, k) * self.attention_scale()
-        weights = softmax(np.where((back >= 0) & (back < window), scores, -np.inf))
+        weights = self.weights(at, np.where((back >= 0) & (back < window), scores, -np.inf))
         return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
+
+    def weights(self, at, scores):
+        """Weights of positions from scores, [heads, queries, positions]."""
+        return softmax(scores)
 
     def qkv(self, at, x):
         if at + "attn_qkv.weight" in self.tensors:
@@ -102,19 +111,28 @@ class Decoder:
     def frequencies(self, layer):
         base, n = self.base(layer), self.rotated
         plain = base ** (-2.0 * np.arange(n // 2) / n)
-        if self.local(layer):
+        if not self.scaled(layer):
             return plain
         if self.key("rope.scaling.type") != "yarn":
             return plain / self.factor
         trained = self.key("rope.scaling.original_context_length")
         low, high = (n * np.log(trained / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
-        low, high = max(0, np.floor(low)), min(n - 1, np.ceil(high))
+        low, high = self.ends(low, high)
+        low, high = max(0, low), min(n - 1, high)
         ramp = 1 - np.clip((np.arange(n // 2) - low) / max(0.001, high - low), 0, 1)
         return plain / self.factor * (1 - ramp) + plain * ramp
 
     def magnitude(self, layer):
-        yarn = self.key("rope.scaling.type") == "yarn" and not self.local(layer)
+        yarn = self.key("rope.scaling.type") == "yarn" and self.scaled(layer)
         return 1 + 0.1 * np.log(self.factor) if yarn else 1.0
+
+    def ends(self, low, high):
+        """The ends of YaRN's mix."""
+        return np.floor(low), np.ceil(high)
+
+    def scaled(self, layer):
+        """Whether a layer scales positions."""
+        return not self.local(layer)
 
     def local(self, layer):
         """Whether a layer's attention has a window."""
@@ -240,6 +258,42 @@ class Qwen2Moe(Decoder):
         return y + opened * self.linear(at + "ffn_down_shexp", shared)
 
 
+class GptOss(Decoder):
+    pattern = 2
+    ignored = ("rope.scaling.type",)
+
+    def leave_out(self, names):
+        """llama.cpp reads the type, but rounds the ends of YaRN's mix."""
+
+    def ends(self, low, high):
+        return super().ends(low, high) if self.as_llama_cpp else (low, high)
+
+    def scaled(self, layer):
+        return True
+
+    def weights(self, at, scores):
+        sinks = np.broadcast_to(self.tensors[at + "attn_sinks.weight"][:, None, None], (*scores.shape[:2], 1))
+        return softmax(np.concatenate([scores, sinks], -1))[..., :-1]
+
+    def block(self, layer, at, x):
+        x = x + self.attention(layer, at, self.norm(at + "attn_norm", x))
+        return x + self.feed_forward(at, self.norm(at + "post_attention_norm", x))
+
+    def feed_forward(self, at, x):
+        logits = self.linear(at + "ffn_gate_inp", x)
+        best = np.argsort(-logits, axis=1)[:, :self.key("expert_used_count")]
+        y = np.zeros_like(x)
+        for token, experts in enumerate(best):
+            for expert, weight in zip(experts, softmax(logits[token, experts])):
+                gate = np.minimum(self.expert(at + "ffn_gate_exps", expert, x[token]), 7)
+                up = np.clip(self.expert(at + "ffn_up_exps", expert, x[token]), -7, 7)
+                y[token] += weight * self.expert(at + "ffn_down_exps", expert, gate * sigmoid(1.702 * gate) * (up + 1))
+        return y
+
+    def expert(self, name, expert, x):
+        return self.tensors[name + ".weight"][expert] @ x + self.tensors[name + ".bias"][expert]
+
+
 class Granite(Decoder):
     adjacent = True
 
@@ -262,7 +316,7 @@ class Granite(Decoder):
 
 
 KNOWN = {"gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
-         "granite": Granite, "phi3": Phi3}
+         "granite": Granite, "phi3": Phi3, "gpt-oss": GptOss}
 GELU = (Gemma3, Starcoder2)
 
 

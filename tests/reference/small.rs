@@ -432,7 +432,7 @@ impl Writer<'_> {
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(self.program.width(q));
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.program.push(Op::Attend { state, queries: q, scale, window: None, out });
+        self.program.push(Op::Attend { state, queries: q, scale, window: None, sinks: None, out });
         self.push(&layer.attn_output, out, x, true);
     }
 
@@ -464,7 +464,14 @@ impl Writer<'_> {
                     self.program.tensor(weight.lazy.clone(), Residence::Chosen);
                 }
                 let experts = ExpertRange { first, count: experts.len() as u32 };
-                self.program.push(Op::Experts { experts, choice, activation, from: normed, out: x });
+                self.program.push(Op::Experts {
+                    experts,
+                    biases: None,
+                    choice,
+                    activation,
+                    from: normed,
+                    out: x,
+                });
             }
         }
     }

@@ -54,6 +54,8 @@ pub struct Problem<'a> {
     pub scale: f32,
     /// Positions that a row sees, including its own: at least 1.
     pub window: usize,
+    /// A sink for each query head, or none. Its power is part of a head's sum.
+    pub sinks: &'a [f32],
 }
 
 impl Problem<'_> {
@@ -252,7 +254,8 @@ fn tile<E: KvElement, S: Simd>(
     }
     for q in 0..queries {
         let head = &mut out.row(rows.start + q / p.group)[q % p.group * head_dim..][..head_dim];
-        finish(&scratch.total, q, stride, head);
+        let sink = p.sinks.get(kv_head * p.group + q % p.group);
+        finish(s, &scratch.total, q, sink, head);
     }
 }
 
@@ -306,7 +309,7 @@ fn merge_row_lanes<S: Simd>(
         }
     }
     for (q, head) in out.chunks_exact_mut(head_dim).enumerate() {
-        finish(&scratch.total, q, stride, head);
+        finish(s, &scratch.total, q, p.sinks.get(q), head);
     }
 }
 
@@ -547,12 +550,18 @@ fn merge<S: Simd>(s: S, total: &mut State, q: usize, max: f32, sum: f32, values:
     }
 }
 
-/// Writes the attention result of query `q`.
+/// Writes the attention result of query `q`. A sink is a score whose value is 0.
 #[inline(always)]
-fn finish(total: &State, q: usize, stride: usize, head: &mut [f32]) {
-    let sum = total.sum[q];
+fn finish<S: Simd>(s: S, total: &State, q: usize, sink: Option<&f32>, head: &mut [f32]) {
+    let stride = total.values.len() / total.sum.len();
+    let (max, sum) = (total.max[q], total.sum[q]);
+    let (keep, sum) = match sink {
+        None => (1.0, sum),
+        Some(&sink) if sink > max => (exp(s, max - sink), sum * exp(s, max - sink) + 1.0),
+        Some(&sink) => (1.0, sum + exp(s, sink - max)),
+    };
     for (out, value) in head.iter_mut().zip(&total.values[q * stride..]) {
-        *out = value / sum;
+        *out = value * keep / sum;
     }
 }
 

@@ -11,10 +11,8 @@
 use std::collections::HashMap;
 
 use super::activations::{FINE_ABOVE, FINE_ALL};
-use super::experts::ChoiceSpec;
-use crate::program::{
-    Activation, ExpertRange, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId,
-};
+use super::experts::{ChoiceSpec, ExpertSet};
+use crate::program::{Activation, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId};
 
 /// The columns of a plane that hold a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,11 +108,19 @@ pub enum Unit {
     /// See [`Op::Store`].
     Store { state: StateId, keys: Place, values: Place },
     /// See [`Op::Attend`].
-    Attend { state: StateId, group: usize, queries: Place, scale: f32, window: usize, out: Place },
+    Attend {
+        state: StateId,
+        group: usize,
+        queries: Place,
+        scale: f32,
+        window: usize,
+        sinks: Option<TensorId>,
+        out: Place,
+    },
     /// See [`Op::Route`]; `choice` is the number of the choice.
     Route { logits: Place, bias: Option<TensorId>, choice: usize },
     /// See [`Op::Experts`].
-    Experts { experts: ExpertRange, choice: usize, activation: Activation, from: Place, out: Place },
+    Experts(ExpertSet),
 }
 
 /// A program as units over planes.
@@ -519,18 +525,18 @@ impl Maker<'_, '_> {
             Op::Store { state, keys, values } => {
                 Unit::Store { state, keys: self.place(keys), values: self.place(values) }
             }
-            Op::Attend { state, queries, scale, window, out } => {
+            Op::Attend { state, queries, scale, window, sinks, out } => {
                 let group = self.group(state, queries);
                 let (queries, out) = (self.place(queries), self.place(out));
                 let window = window.map_or(usize::MAX, |window| window as usize);
-                Unit::Attend { state, group, queries, scale, window, out }
+                Unit::Attend { state, group, queries, scale, window, sinks, out }
             }
             Op::Route { logits, bias, out, .. } => {
                 Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }
             }
-            Op::Experts { experts, choice, activation, from, out } => {
-                let (from, out) = (self.place(from), self.place(out));
-                Unit::Experts { experts, choice: *self.choices.get(&choice)?, activation, from, out }
+            Op::Experts { experts, biases, choice, activation, from, out } => {
+                let (from, out, choice) = (self.place(from), self.place(out), *self.choices.get(&choice)?);
+                Unit::Experts(ExpertSet { experts, biases, choice, activation, from, out })
             }
             _ => self.row_ops(one)?,
         })

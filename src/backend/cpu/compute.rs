@@ -54,6 +54,8 @@ pub struct Run<'a, const N: usize> {
     pub rows: Range<usize>,
     /// Weights of these rows.
     pub weights: [MatrixView<'a>; N],
+    /// Biases beside the weights, as bytes of f32; empty without.
+    pub biases: [&'a [[u8; 4]]; N],
 }
 
 /// Kernels and threads of the backend.
@@ -284,6 +286,12 @@ impl Compute {
                 let done =
                     kernels.matmul_rows(weight, cols.clone(), &acts, mode, &mut worker.matmul, out, width);
                 worker.error = done.err().or(worker.error.take());
+            }
+            for (bias, out) in run.biases.iter().zip(worker.tile.chunks_exact_mut(size)) {
+                if let Some(bias) = bias.get(cols.clone()) {
+                    let add = |(y, b): (&mut f32, &[u8; 4])| *y += f32::from_le_bytes(*b);
+                    out.chunks_exact_mut(width).for_each(|row| row.iter_mut().zip(bias).for_each(add));
+                }
             }
             for (index, row) in rows.enumerate() {
                 let mut products = worker.tile.chunks_exact_mut(size);

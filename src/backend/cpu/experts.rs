@@ -34,6 +34,23 @@ pub struct ChoiceSpec {
     pub hidden: usize,
 }
 
+/// A layer's experts: see [`Op::Experts`](crate::program::Op::Experts).
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertSet {
+    /// All experts.
+    pub experts: ExpertRange,
+    /// Biases of gates, ups and downs.
+    pub biases: Option<[TensorId; 3]>,
+    /// Number of the choice.
+    pub choice: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// The experts' input.
+    pub from: Place,
+    /// Their results are added to it.
+    pub out: Place,
+}
+
 /// The experts that rows chose, and their intermediate values. A use is one row at one of its chosen experts.
 pub struct ChoiceRows {
     spec: ChoiceSpec,
@@ -175,10 +192,11 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
 pub fn run(
     compute: &mut Compute,
     model: &mut OpenModel,
-    (experts, choice, activation, [from, out]): (ExpertRange, usize, Activation, [Place; 2]),
+    set: &ExpertSet,
     weights: &Weights<'_>,
     until: Instant,
 ) -> Result<Progress, BackendError> {
+    let &ExpertSet { experts, biases, choice, activation, from, out } = set;
     let choice = &mut model.choices[choice];
     let (spec, runs) = (choice.spec, choice.runs());
     let absent = |id: &TensorId| !weights.has(*id);
@@ -192,6 +210,11 @@ pub fn run(
     let (planes, acts, order) = (&mut model.values.planes, &mut model.values.acts, &choice.order);
     let (level, uses, input) = (compute.level, order.len(), &planes[from.plane]);
     let view = |id: TensorId| matrix(weights.tensor(id)?);
+    let bias = |role: usize, number: u32, width: usize| -> Result<_, BackendError> {
+        let Some(biases) = biases else { return Ok(&[][..]) };
+        let (all, _) = weights.tensor(biases[role])?.tensor.bytes().as_chunks::<4>();
+        Ok(&all[number as usize * width..][..width])
+    };
     // First the columns of gate and up, then those of down.
     if model.within < spec.ffn {
         if model.within == 0 {
@@ -203,7 +226,8 @@ pub fn run(
         }
         let gate_up = runs.iter().map(|(number, rows)| {
             let [gate, up, _] = experts.tensors(*number);
-            Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?] })
+            let biases = [bias(0, *number, spec.ffn)?, bias(1, *number, spec.ffn)?];
+            Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?], biases })
         });
         let gate_up = gate_up.collect::<Result<Vec<_>, BackendError>>()?;
         let (gated, stretch) = (&mut choice.gated, Stretch { from: model.within, until });
@@ -223,7 +247,8 @@ pub fn run(
     }
     let down = runs.iter().map(|(number, rows)| {
         let [_, _, down] = experts.tensors(*number);
-        Ok(Run { rows: rows.clone(), weights: [view(down)?] })
+        let biases = [bias(2, *number, spec.hidden)?];
+        Ok(Run { rows: rows.clone(), weights: [view(down)?], biases })
     });
     let down = down.collect::<Result<Vec<_>, BackendError>>()?;
     let (results, stretch) = (&mut choice.results, Stretch { from: model.within - spec.ffn, until });

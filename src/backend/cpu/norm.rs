@@ -24,6 +24,11 @@ vectorize! {
 }
 
 vectorize! {
+    /// `out[i]` of a gate and its up; see [`Activation::Clamped`](crate::program::Activation::Clamped). All three have one length.
+    pub fn clamped = clamped_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
+}
+
+vectorize! {
     /// Sum of `e^((x[i] - max) * scale)`: 16 lanes in f64. `max` must be at least every x; terms below e^-87 count as
     /// e^-87.
     pub fn sum_exp = sum_exp_lanes, (x: &[f32], max: f32, scale: f32) -> f64
@@ -103,6 +108,30 @@ impl<S: Simd> Lanes<S> for Gelu {
     }
 }
 
+/// Largest gate, and largest size of an up, of a clamped gate.
+const LIMIT: f32 = 7.0;
+
+struct ClampedGate;
+
+impl<S: Simd> Lanes<S> for ClampedGate {
+    #[inline(always)]
+    fn of(&self, s: S, x: S::V) -> S::V {
+        let x = s.min(s.splat(LIMIT), x); // in this order a NaN stays one
+        let e = s.exp(s.mul(x, s.splat(-1.702)));
+        s.div(x, s.add(s.splat(1.0), e))
+    }
+}
+
+struct ClampedUp;
+
+impl<S: Simd> Lanes<S> for ClampedUp {
+    #[inline(always)]
+    fn of(&self, s: S, x: S::V) -> S::V {
+        let x = s.max(s.splat(-LIMIT), s.min(s.splat(LIMIT), x));
+        s.add(s.splat(1.0), x)
+    }
+}
+
 /// The sum of all terms: two accumulators of 16 lanes, then a tree.
 #[inline(always)]
 fn sum<S: Simd>(s: S, x: &[f32], term: &impl Lanes<S>) -> f32 {
@@ -139,25 +168,30 @@ fn rms_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut 
 
 #[inline(always)]
 fn swiglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated(s, gate, up, out, &Silu);
+    gated(s, gate, up, out, &Silu, &Same);
 }
 
 #[inline(always)]
 fn geglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated(s, gate, up, out, &Gelu);
+    gated(s, gate, up, out, &Gelu, &Same);
 }
 
-/// `out = f(gate) * up`, sixteen values at a time.
 #[inline(always)]
-fn gated<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32], f: &impl Lanes<S>) {
-    let (g, g_tail) = gate.as_chunks::<LANES>();
-    let (u, u_tail) = up.as_chunks::<LANES>();
+fn clamped_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(s, gate, up, out, &ClampedGate, &ClampedUp);
+}
+
+/// `out = f(gate) * g(up)`, sixteen values at a time.
+#[inline(always)]
+fn gated<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32], f: &impl Lanes<S>, g: &impl Lanes<S>) {
+    let (gates, gate_tail) = gate.as_chunks::<LANES>();
+    let (ups, up_tail) = up.as_chunks::<LANES>();
     let (o, o_tail) = out.as_chunks_mut::<LANES>();
-    for ((g, u), o) in g.iter().zip(u).zip(o) {
-        s.store(s.mul(f.of(s, s.load(g)), s.load(u)), o);
+    for ((gate, up), o) in gates.iter().zip(ups).zip(o) {
+        s.store(s.mul(f.of(s, s.load(gate)), g.of(s, s.load(up))), o);
     }
     let mut last = [0.0; LANES];
-    s.store(s.mul(f.of(s, s.load(&pad(g_tail))), s.load(&pad(u_tail))), &mut last);
+    s.store(s.mul(f.of(s, s.load(&pad(gate_tail))), g.of(s, s.load(&pad(up_tail)))), &mut last);
     o_tail.copy_from_slice(&last[..o_tail.len()]);
 }
 
@@ -251,6 +285,30 @@ mod tests {
             let mut out = [0.0; 3];
             geglu(level, &[-1e30, f32::NAN, 1e30], &[1.0; 3], &mut out);
             assert!(out[0].abs() < 1e-7 && out[1].is_nan() && out[2] == 1e30, "{name} {out:?}");
+        }
+    }
+
+    #[test]
+    fn a_clamped_gate_is_that_of_f64() {
+        for (name, level) in levels() {
+            for n in [1, 16, 33, 1536] {
+                let of = |salt| values(n, salt).iter().map(|x| x * 5.0).collect::<Vec<_>>(); // -15 to 15
+                let (g, u) = (of(0.1), of(2.2));
+                let mut out = vec![f32::NAN; n];
+                clamped(level, &g, &u, &mut out);
+                for i in 0..n {
+                    let gate = f64::from(g[i]).min(7.0);
+                    let up = f64::from(u[i]).clamp(-7.0, 7.0) + 1.0;
+                    let want = gate / (1.0 + (-1.702 * gate).exp()) * up;
+                    // The exponent, up to 26, is off by two roundings; exp by 2^-22, 1 + up by 2^-24 of 8.
+                    let bound = want.abs() * 60.0 * 2f64.powi(-24) + gate.abs() * 2f64.powi(-21);
+                    assert!((f64::from(out[i]) - want).abs() <= bound, "{name} {n}: {} {want}", out[i]);
+                }
+            }
+            let mut out = [0.0; 4];
+            clamped(level, &[-1e30, f32::NAN, 1.0, 1e30], &[1.0, 1.0, f32::NAN, 1e30], &mut out);
+            assert!(out[0].abs() < 1e-7 && out[1].is_nan() && out[2].is_nan(), "{name} {out:?}");
+            assert!((out[3] - 56.0).abs() < 1e-3, "{name} {out:?}");
         }
     }
 

@@ -170,5 +170,6 @@ pub fn activate(level: Level, activation: Activation, gate: &[f32], up: &[f32], 
     match activation {
         Activation::Silu => norm::swiglu(level, gate, up, out),
         Activation::Gelu => norm::geglu(level, gate, up, out),
+        Activation::Clamped => norm::clamped(level, gate, up, out),
     }
 }

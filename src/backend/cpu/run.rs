@@ -80,8 +80,9 @@ fn run_unit(
         }
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
-        Unit::Attend { state, group, queries, scale, window, out } => {
+        Unit::Attend { state, group, queries, scale, window, sinks, out } => {
             let stride = model.values.planes[queries.plane].cols();
+            let sinks = small(weights, *sinks)?;
             let mut result =
                 std::mem::replace(&mut model.values.planes[out.plane], super::scratch::Plane::empty());
             let problem = Problem {
@@ -94,6 +95,7 @@ fn run_unit(
                 group: *group,
                 scale: *scale,
                 window: *window,
+                sinks: &sinks,
             };
             let phase = attention::Phase {
                 pool: &mut compute.pool,
@@ -107,20 +109,23 @@ fn run_unit(
             return Ok(model.stops_at(left?));
         }
         Unit::Route { logits, bias, choice } => {
-            let mut added = Vec::new();
-            if let Some(bias) = bias {
-                append_values(&weights.tensor(*bias)?.tensor, &mut added)?;
-            }
+            let added = small(weights, *bias)?;
             let rows = model.step.rows();
             let (values, choice) = (&model.values, &mut model.choices[*choice]);
             choice.choose(rows, &added, |row| values.row(*logits, row));
         }
-        Unit::Experts { experts, choice, activation, from, out } => {
-            let unit = (*experts, *choice, *activation, [*from, *out]);
-            return experts::run(compute, model, unit, weights, until);
-        }
+        Unit::Experts(set) => return experts::run(compute, model, set, weights, until),
     }
     Ok(Progress::Done)
+}
+
+/// The values of a small tensor, such as one number for each head; none without a tensor.
+fn small(weights: &Weights<'_>, id: Option<TensorId>) -> Result<Vec<f32>, BackendError> {
+    let mut values = Vec::new();
+    if let Some(id) = id {
+        append_values(&weights.tensor(id)?.tensor, &mut values)?;
+    }
+    Ok(values)
 }
 
 /// A tensor that the host reads from the mapped file.

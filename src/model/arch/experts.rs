@@ -7,7 +7,7 @@ use super::sizes::FFN_MAX;
 use super::tensors::{Tensors, Want};
 use super::writer::Presence;
 use crate::model::plan::PlanError;
-use crate::program::Gating;
+use crate::program::{Activation, Gating};
 use crate::tensor::LazyTensor;
 
 /// Sizes of a model's expert layers. All layers are alike.
@@ -22,6 +22,10 @@ pub(super) struct Experts {
     pub gating: Gating,
     /// Says whether layers have a bias of the chances, `exp_probs_b.bias`.
     pub bias: Presence,
+    /// Says whether the router and all matrices of experts have biases.
+    pub biases: Presence,
+    /// Activation of the gate.
+    pub activation: Activation,
     /// Normalises the weights of a row's experts to a sum of 1.
     pub normalise: bool,
     /// Factor of the weights, after normalisation.
@@ -74,7 +78,17 @@ fn read_gated(metadata: &Metadata<'_>, own: Gating, known: &[Gating]) -> Result<
     // All models of these architectures were trained with weights that sum to 1, whatever `expert_weights_norm` says:
     // converters omit that key or write its default. A scale of 0 means no scale.
     let scale = metadata.float_if_there("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
-    Ok(Some(Experts { count, used, ffn, gating, bias: Presence::Never, normalise: true, scale }))
+    Ok(Some(Experts {
+        count,
+        used,
+        ffn,
+        gating,
+        bias: Presence::Never,
+        biases: Presence::Never,
+        activation: Activation::Silu,
+        normalise: true,
+        scale,
+    }))
 }
 
 /// Refuses a file with experts, for an architecture that has none.

@@ -10,6 +10,7 @@ mod experts;
 mod gemma3;
 mod glm4;
 mod glm4moe;
+mod gpt_oss;
 mod granite;
 mod hunyuan_dense;
 mod llama;
@@ -63,6 +64,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },
     Architecture { name: "glm4moe", write: glm4moe::write },
+    Architecture { name: "gpt-oss", write: gpt_oss::write },
     Architecture { name: "granite", write: granite::write },
     Architecture { name: "granitemoe", write: granite::write_moe },
     Architecture { name: "hunyuan-dense", write: hunyuan_dense::write },

@@ -103,6 +103,7 @@ fn yarn(metadata: &Metadata<'_>, factor: f32, original_context: u32) -> Result<R
         beta_fast: metadata.above_0("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: metadata.above_0("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         log_multiplier: metadata.float_if_there("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0),
+        whole_pairs: true,
     }))
 }
 

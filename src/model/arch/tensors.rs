@@ -12,6 +12,8 @@ use crate::tensor::{DType, LazyTensor};
 pub(super) enum Want {
     /// `[len]`, F32.
     Vector(usize),
+    /// `count` vectors of `len`, one after the other, F32.
+    Vectors { count: usize, len: usize },
     /// `rows` outputs of `cols` inputs.
     Matrix { rows: usize, cols: usize },
     /// `count` matrices, one after the other.
@@ -107,6 +109,7 @@ impl Want {
     fn dims(self) -> Vec<u64> {
         match self {
             Self::Vector(len) => vec![len as u64],
+            Self::Vectors { count, len } => vec![len as u64, count as u64],
             Self::Matrix { rows, cols } => vec![cols as u64, rows as u64],
             Self::Matrices { count, rows, cols } => vec![cols as u64, rows as u64, count as u64],
         }
@@ -126,7 +129,7 @@ fn check(role: &'static str, tensor: &LazyTensor, want: Want) -> Result<(), Plan
             want: format!("[{}]", texts.join(", ")),
         });
     }
-    if matches!(want, Want::Vector(_)) && tensor.dtype() != DType::F32 {
+    if matches!(want, Want::Vector(_) | Want::Vectors { .. }) && tensor.dtype() != DType::F32 {
         return Err(PlanError::VectorType { tensor: tensor.name().to_owned(), role, dtype: tensor.dtype() });
     }
     Ok(())

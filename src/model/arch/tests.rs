@@ -510,6 +510,7 @@ fn every_scaling_of_positions_is_read() {
         beta_fast: 32.0,
         beta_slow: 1.0,
         log_multiplier: 0.0,
+        whole_pairs: true,
     };
     let rope = |forge: &Forge| rope(&forge.plan().unwrap()).clone();
     assert_eq!(rope(&scaled("yarn", 4.0)).scaling, RopeScaling::Yarn(want));

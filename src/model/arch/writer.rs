@@ -78,6 +78,13 @@ pub(super) struct Qkv {
     pub v: ValueId,
 }
 
+/// Attributes of [`Op::Attend`].
+struct Attention {
+    scale: f32,
+    window: Option<u32>,
+    sinks: Option<TensorId>,
+}
+
 /// A program under construction, written from a file's header.
 pub(super) struct Writer<'a> {
     /// Metadata keys of the architecture.
@@ -326,6 +333,20 @@ impl<'a> Writer<'a> {
         self.attend_rotated(heads, qkv, scale, window)
     }
 
+    /// As [`Writer::attend`], with the sinks `attn_sinks.weight`: one number for each query head.
+    pub fn attend_with_sinks(
+        &mut self,
+        heads: Heads,
+        rope: RopeId,
+        qkv: Qkv,
+        window: Option<u32>,
+    ) -> ValueId {
+        let want = Want::Vector(heads.queries);
+        let sinks = Some(self.required("attention sinks", "attn_sinks.weight", want));
+        self.rotate(heads, [rope, rope], qkv);
+        self.store_and_attend(heads, qkv, Attention { scale: heads.scale(), window, sinks })
+    }
+
     /// Rotates queries by the first embedding and keys by the second.
     pub fn rotate(&mut self, heads: Heads, ropes: [RopeId; 2], Qkv { q, k, .. }: Qkv) {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
@@ -335,18 +356,17 @@ impl<'a> Writer<'a> {
     }
 
     /// As [`Writer::attend`], with queries and keys that were rotated before.
-    pub fn attend_rotated(
-        &mut self,
-        heads: Heads,
-        Qkv { q, k, v }: Qkv,
-        scale: f32,
-        window: Option<u32>,
-    ) -> ValueId {
+    pub fn attend_rotated(&mut self, heads: Heads, qkv: Qkv, scale: f32, window: Option<u32>) -> ValueId {
+        self.store_and_attend(heads, qkv, Attention { scale, window, sinks: None })
+    }
+
+    fn store_and_attend(&mut self, heads: Heads, Qkv { q, k, v }: Qkv, how: Attention) -> ValueId {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
-        self.program.push(Op::Attend { state, queries: q, scale, window, out });
+        let Attention { scale, window, sinks } = how;
+        self.program.push(Op::Attend { state, queries: q, scale, window, sinks, out });
         out
     }
 
@@ -385,7 +405,7 @@ impl<'a> Writer<'a> {
 
     /// Adds the weighted sum of a layer's experts to `out`. Cuts the tensors of each role into one per expert.
     pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
-        let logits = self.project("router", "ffn_gate_inp", from, experts.count, Presence::Never);
+        let logits = self.project("router", "ffn_gate_inp", from, experts.count, experts.biases);
         let want = Want::Vector(experts.count);
         let bias = self.present("bias of experts' chances", "exp_probs_b.bias", want, experts.bias);
         let choice = self.program.choice(experts.used);
@@ -398,13 +418,27 @@ impl<'a> Writer<'a> {
             out: choice,
         });
         let hidden = self.program.width(from);
+        let biases = self.expert_biases(experts, hidden);
         let found = experts.find(&mut self.tensors, &self.prefix, hidden);
         let first = self.program.next_tensor();
         for tensor in found.into_iter().flatten() {
             self.put(Some(tensor), Residence::Chosen);
         }
+        let activation = experts.activation;
         let experts = ExpertRange { first, count: experts.count as u32 }; // at most EXPERTS_MAX
-        self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
+        self.program.push(Op::Experts { experts, biases, choice, activation, from, out });
+    }
+
+    /// Biases of gate, up and down of all experts, if files have them.
+    fn expert_biases(&mut self, experts: &super::experts::Experts, hidden: usize) -> Option<[TensorId; 3]> {
+        let mut of = |role, stem: &str, len| {
+            let want = Want::Vectors { count: experts.count, len };
+            self.present(role, &format!("{stem}.bias"), want, experts.biases)
+        };
+        let gate = of("biases of expert gates", "ffn_gate_exps", experts.ffn);
+        let up = of("biases of expert up projections", "ffn_up_exps", experts.ffn);
+        let down = of("biases of expert down projections", "ffn_down_exps", hidden);
+        Some([gate?, up?, down?])
     }
 
     /// The attention half of a layer without a window: the norm of `x`, attention rotated by `rope`, and what the output adds to

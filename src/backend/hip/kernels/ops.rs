@@ -8,6 +8,8 @@ use crate::backend::hip::device::pointer::DevicePtr;
 pub const SILU: u32 = 0;
 /// Number of the activation GELU (tanh form).
 pub const GELU: u32 = 1;
+/// See [`Activation::Clamped`](crate::program::Activation::Clamped). Binding refuses it.
+pub const CLAMPED: u32 = 2;
 
 /// In place of a mask's number: the row has none.
 pub const NO_MASK: u32 = u32::MAX;

@@ -12,6 +12,7 @@ mod ernie4_5;
 mod exaone4;
 mod gemma3;
 mod glm4;
+mod gpt_oss;
 mod granite;
 mod granitemoe;
 mod hunyuan_dense;
@@ -56,6 +57,7 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         mistral3::decoders(),
         granitemoe::decoders(),
         biased_experts::decoders(),
+        gpt_oss::decoders(),
     ]
     .concat()
 }

@@ -42,12 +42,18 @@ impl Lower<'_> {
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
+            Op::Attend { sinks: Some(_), .. } => Err(limits::operation("attention with sinks")),
             Op::Attend { state, queries, scale, window, .. } => {
                 self.attend(number, state, queries, scale, window.unwrap_or(0))
             }
+            Op::Gate { activation: Activation::Clamped, .. } => Err(limits::operation("a clamped gate")),
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
             Op::Route { .. } => self.route(number, op),
+            Op::Experts { biases: Some(_), .. } => Err(limits::operation("experts with biases")),
+            Op::Experts { activation: Activation::Clamped, .. } => {
+                Err(limits::operation("experts with a clamped gate"))
+            }
             Op::Experts { experts, choice, activation, from, .. } => {
                 self.experts(number, experts, [choice, from], activation)
             }

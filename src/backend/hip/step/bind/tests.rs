@@ -108,7 +108,7 @@ impl Writer {
         let state = self.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim });
         self.builder.push(Op::Store { state, keys: k, values: v });
         let out = self.builder.value(HEADS * HEAD_DIM);
-        self.builder.push(Op::Attend { state, queries: q, scale: 0.125, window: None, out });
+        self.builder.push(Op::Attend { state, queries: q, scale: 0.125, window: None, sinks: None, out });
         out
     }
 
@@ -371,7 +371,14 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
         }
     }
     let experts = ExpertRange { first, count: 6 };
-    w.builder.push(Op::Experts { experts, choice, activation: Activation::Silu, from: normed, out: x });
+    w.builder.push(Op::Experts {
+        experts,
+        biases: None,
+        choice,
+        activation: Activation::Silu,
+        from: normed,
+        out: x,
+    });
     let found = bound(&w.head(x), 100);
     let part = &found.parts[1];
     assert_eq!(names(part), ["norm", "products", "route", "experts"]);
@@ -397,4 +404,14 @@ fn operations_without_a_kernel_are_refused_by_name() {
     w.push_project(wide, x, true);
     let text = refused(&w.head(x));
     assert_eq!(text, "the hip backend cannot run attention of heads of 320 values");
+    let mut w = Writer::new(DType::F16);
+    let x = w.embed();
+    w.layer(0);
+    let [queries, keys, values] = w.qkv(x);
+    let state = w.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim: HEAD_DIM as u32 });
+    w.builder.push(Op::Store { state, keys, values });
+    let (sinks, out) = (Some(w.vector(HEADS)), w.builder.value(HEADS * HEAD_DIM));
+    w.builder.push(Op::Attend { state, queries, scale: 1.0, window: None, sinks, out });
+    w.push_project(out, x, true);
+    assert_eq!(refused(&w.head(x)), "the hip backend cannot run attention with sinks");
 }

@@ -135,10 +135,11 @@ impl Weights<'_> {
 
 /// Kernel number of an activation.
 fn activation(activation: Activation) -> u32 {
-    use crate::backend::hip::kernels::ops::{GELU, SILU};
+    use crate::backend::hip::kernels::ops::{CLAMPED, GELU, SILU};
     match activation {
         Activation::Silu => SILU,
         Activation::Gelu => GELU,
+        Activation::Clamped => CLAMPED,
     }
 }
 
