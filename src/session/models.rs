@@ -322,11 +322,18 @@ fn notes(model: &Model) -> Ext {
         ChatTemplate::Source(source) => Some(Form::of_template(source).name().to_owned()),
         _ => None,
     };
+    let thinking = match &model.chat_template {
+        ChatTemplate::Source(source) if source.contains(wire::ENABLE_THINKING) => {
+            Some(wire::ENABLE_THINKING.to_owned())
+        }
+        _ => None,
+    };
     let notes = [
         (wire::EXT_SHOW_EXPERTS, experts),
         (wire::EXT_SHOW_POSITIONS, positions),
         (wire::EXT_SHOW_COPY, copy),
         (wire::EXT_SHOW_CALLS, calls),
+        (wire::EXT_SHOW_THINKING, thinking),
     ];
     notes.into_iter().filter_map(|(key, text)| Some((key, label(&text?).into_bytes()))).collect()
 }

@@ -18,6 +18,7 @@ mod openai;
 mod rig;
 mod sdks;
 mod several;
+mod thinking;
 mod tools;
 
 use rocmforge_test_support::forge;

@@ -22,6 +22,34 @@ pub enum Choice {
     Named(String),
 }
 
+/// Whether the model shall reason before it answers, as a field of the request says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thinking {
+    /// The field that says it, for refusals.
+    pub field: &'static str,
+    pub on: bool,
+}
+
+impl Thinking {
+    /// Sets the variable of the model's template. A variable that the request sets itself stays.
+    ///
+    /// # Errors
+    /// A failure of status 400 if reasoning is wanted and the template has no such variable.
+    fn apply(self, variable: Option<&str>, variables: &mut Map<String, Value>) -> Result<(), Failure> {
+        match variable {
+            Some(name) => {
+                variables.entry(name).or_insert(Value::Bool(self.on));
+                Ok(())
+            }
+            None if self.on => {
+                let reason = "the model's chat template cannot turn reasoning on: leave it out";
+                Err(refused(self.field, reason))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// A chat of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
@@ -33,6 +61,8 @@ pub struct Chat {
     pub single: bool,
     /// Further variables of the chat template.
     pub variables: Map<String, Value>,
+    /// Whether the model shall reason; `None` leaves it to the template.
+    pub thinking: Option<Thinking>,
 }
 
 impl Chat {
@@ -59,13 +89,19 @@ impl Chat {
     /// # Errors
     /// Errors of the daemon; status 413 for tools that are too large for a constraint.
     pub async fn request(self, gateway: &Gateway, model: &str) -> Result<(GenerateRequest, Reader), Failure> {
-        let Self { messages, tools, choice, single, variables } = self;
+        let Self { messages, tools, choice, single, mut variables, thinking } = self;
         let of_tools = |message: &Message| {
             !message.calls.is_empty() || message.call_id.is_some() || message.role == "tool"
         };
-        let form = match tools.is_empty() && variables.is_empty() && !messages.iter().any(of_tools) {
-            true => Form::Generic,
-            false => Form::of_name(shown(gateway, model).await?.calls().unwrap_or_default()),
+        let plain = tools.is_empty() && variables.is_empty() && !messages.iter().any(of_tools);
+        let form = if plain && thinking.is_none() {
+            Form::Generic
+        } else {
+            let shown = shown(gateway, model).await?;
+            if let Some(thinking) = thinking {
+                thinking.apply(shown.thinking(), &mut variables)?;
+            }
+            Form::of_name(shown.calls().unwrap_or_default())
         };
         let demanded: Vec<Tool> = match &choice {
             Choice::Auto => Vec::new(),
@@ -247,4 +283,26 @@ pub fn function_calls(params: &mut Params) -> Result<Vec<Call>, Failure> {
 /// A value from outside for a message, cut short.
 pub fn cut(text: &str) -> String {
     text.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn reasoning_is_asked_of_templates_that_know_it() {
+        for on in [true, false] {
+            let mut variables = Map::new();
+            Thinking { field: "f", on }.apply(Some("enable_thinking"), &mut variables).unwrap();
+            assert_eq!(Value::Object(variables), json!({"enable_thinking": on}));
+            let mut set = Map::from_iter([("enable_thinking".to_owned(), json!(!on))]);
+            Thinking { field: "f", on }.apply(Some("enable_thinking"), &mut set).unwrap();
+            assert_eq!(set["enable_thinking"], json!(!on), "the request's own variable stays");
+            let mut none = Map::new();
+            assert_eq!(Thinking { field: "f", on }.apply(None, &mut none).is_err(), on);
+            assert!(none.is_empty());
+        }
+    }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::Common;
 use super::chunks::Chunks;
 use crate::Gateway;
-use crate::chat::{Chat, Choice, cut, function_calls, function_tool, text_of, tools};
+use crate::chat::{Chat, Choice, Thinking, cut, function_calls, function_tool, text_of, tools};
 use crate::clock::unix_seconds;
 use crate::events;
 use crate::failure::Failure;
@@ -134,9 +134,27 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
         Some(Value::Object(variables)) => variables,
         Some(_) => return Err(params.refuse("chat_template_kwargs", "it is no object")),
     };
-    let chat = Chat { messages, tools, choice, single, variables };
+    let thinking = reasoning_effort(params)?;
+    let chat = Chat { messages, tools, choice, single, variables, thinking };
     chat.check(CHOICE)?;
     Ok(chat)
+}
+
+/// Whether the model shall reason. Templates know no degrees: every effort but `none` turns it on.
+fn reasoning_effort(params: &mut Params) -> Result<Option<Thinking>, Failure> {
+    const FIELD: &str = "reasoning_effort";
+    let Some(effort) = params.text(FIELD)? else { return Ok(None) };
+    match effort.as_str() {
+        "none" => Ok(Some(Thinking { field: FIELD, on: false })),
+        "minimal" | "low" | "medium" | "high" | "xhigh" => Ok(Some(Thinking { field: FIELD, on: true })),
+        other => {
+            let reason = format!(
+                "{:?} cannot be honoured here: none, minimal, low, medium, high or xhigh",
+                cut(other)
+            );
+            Err(params.refuse(FIELD, reason))
+        }
+    }
 }
 
 /// Alternatives of each token; `None` without `logprobs`.
