@@ -20,7 +20,7 @@ use crate::prefixes::sessions::Said;
 const FIRST_ITEM_BYTES: usize = 4096;
 
 /// Rendering a template takes about as long as tokenising this many bytes: 10 ms.
-const RENDERING_BYTES: usize = 50_000;
+pub(super) const RENDERING_BYTES: usize = 50_000;
 
 /// Some templates begin the answer with this mark.
 const REASONING: &str = "<think>";

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::generation::Reader;
 use crate::models::shown;
 use crate::params::{Params, refused};
+use crate::thinking::Thinking;
 
 /// Whether the model must call a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,34 +21,6 @@ pub enum Choice {
     Any,
     /// It must call this one.
     Named(String),
-}
-
-/// Whether the model shall reason before it answers, as a field of the request says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thinking {
-    /// The field that says it, for refusals.
-    pub field: &'static str,
-    pub on: bool,
-}
-
-impl Thinking {
-    /// Sets the variable of the model's template. A variable that the request sets itself stays.
-    ///
-    /// # Errors
-    /// A failure of status 400 if reasoning is wanted and the template has no such variable.
-    fn apply(self, variable: Option<&str>, variables: &mut Map<String, Value>) -> Result<(), Failure> {
-        match variable {
-            Some(name) => {
-                variables.entry(name).or_insert(Value::Bool(self.on));
-                Ok(())
-            }
-            None if self.on => {
-                let reason = "the model's chat template cannot turn reasoning on: leave it out";
-                Err(refused(self.field, reason))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 /// A chat of a request.
@@ -283,26 +256,4 @@ pub fn function_calls(params: &mut Params) -> Result<Vec<Call>, Failure> {
 /// A value from outside for a message, cut short.
 pub fn cut(text: &str) -> String {
     text.chars().take(80).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn reasoning_is_asked_of_templates_that_know_it() {
-        for on in [true, false] {
-            let mut variables = Map::new();
-            Thinking { field: "f", on }.apply(Some("enable_thinking"), &mut variables).unwrap();
-            assert_eq!(Value::Object(variables), json!({"enable_thinking": on}));
-            let mut set = Map::from_iter([("enable_thinking".to_owned(), json!(!on))]);
-            Thinking { field: "f", on }.apply(Some("enable_thinking"), &mut set).unwrap();
-            assert_eq!(set["enable_thinking"], json!(!on), "the request's own variable stays");
-            let mut none = Map::new();
-            assert_eq!(Thinking { field: "f", on }.apply(None, &mut none).is_err(), on);
-            assert!(none.is_empty());
-        }
-    }
 }

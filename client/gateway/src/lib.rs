@@ -26,6 +26,7 @@ mod reply;
 mod routes;
 mod serve;
 mod steering;
+mod thinking;
 mod token_texts;
 
 use std::ffi::OsString;

@@ -47,6 +47,17 @@ pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     }
 }
 
+/// The first of `variables` that the template reads before it sets it.
+pub(super) fn find(template: &str, variables: &[String]) -> Result<Option<String>, Failure> {
+    let environment = environment(0, Arc::new(Mutex::new(Rank::TemplateRefusal, None)))
+        .map_err(|error| Failure::Failed(error.to_string()))?;
+    let source = without_generation_tags(template);
+    let template =
+        environment.template_from_str(&source).map_err(|error| Failure::Syntax(error.to_string()))?;
+    let read = template.undeclared_variables(false);
+    Ok(variables.iter().find(|name| read.contains(*name)).cloned())
+}
+
 /// Renders in this process, without the kernel's bounds of memory and time. For fuzzing templates that cannot grow.
 ///
 /// # Errors
@@ -166,6 +177,26 @@ mod tests {
         check("  {% if true %}\n  a\n  {% endif %}\n", "  a\n");
         check("{{ '<b>' }}{{ messages|tojson }}", "<b>[{\"role\": \"user\", \"content\": \" Hi \"}]");
         check("{{ {'a': none, 'b': [true, 'x']} }}", "{'a': None, 'b': [True, 'x']}");
+    }
+
+    #[test]
+    fn a_variable_is_found_where_the_template_reads_it() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        let found = |template: &str| find(template, &names).unwrap();
+        for template in [
+            "{% if a is defined and a is false %}x{% endif %}",
+            "{% set a = a if a is defined else true %}{{ b }}",
+            "{% macro m() %}{{ a }}{% endmacro %}{{ m() }}",
+            "{% set ns = namespace(a=a|default(true)) %}",
+            "{{ b }}{{ a }}",
+        ] {
+            assert_eq!(found(template).as_deref(), Some("a"), "{template}");
+        }
+        assert_eq!(found("{{ b }}").as_deref(), Some("b"));
+        for template in ["{# a #}", "a {{ 'a' }}", "{{ messages[0].a }}", "{% set a = 1 %}{{ a }}", ""] {
+            assert_eq!(found(template), None, "{template}");
+        }
+        assert!(matches!(find("{% a", &names), Err(Failure::Syntax(_))));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use rocmforge_client::wire::SamplingOptions;
 use serde_json::{Map, Value};
 
 use crate::Gateway;
-use crate::chat::{Chat, Choice, Thinking, cut, message, text_of, text_part, tool, tools};
+use crate::chat::{Chat, Choice, cut, message, text_of, text_part, tool, tools};
 use crate::failure::Failure;
 use crate::generation::Wanted;
 use crate::params::{Params, is_empty, refused};
+use crate::thinking::{Effort, Thinking};
 
 /// Temperature of a request without one, as the API has it.
 const TEMPERATURE: f32 = 1.0;
@@ -118,12 +119,12 @@ fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
     const BUDGET_MIN: u32 = 1024;
     let Some(value) = params.take(FIELD) else { return Ok(None) };
     let mut wanted = Params::inside(FIELD, value)?;
-    let on = match wanted.required_text("type")?.as_str() {
-        "disabled" => false,
+    let effort = match wanted.required_text("type")?.as_str() {
+        "disabled" => Effort::Off,
         "enabled" => {
             let budget = wanted.whole("budget_tokens", BUDGET_MIN..=u32::MAX)?;
             budget.ok_or_else(|| wanted.refuse("budget_tokens", "it is required"))?;
-            true
+            Effort::On
         }
         other => {
             let reason = format!("{:?} cannot be honoured here: enabled or disabled", cut(other));
@@ -131,7 +132,7 @@ fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
         }
     };
     wanted.finish()?;
-    Ok(Some(Thinking { field: FIELD, on }))
+    Ok(Some(Thinking { field: FIELD, effort }))
 }
 
 fn one_tool(mut params: Params) -> Result<Tool, Failure> {

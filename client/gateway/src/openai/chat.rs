@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::Common;
 use super::chunks::Chunks;
 use crate::Gateway;
-use crate::chat::{Chat, Choice, Thinking, cut, function_calls, function_tool, text_of, tools};
+use crate::chat::{Chat, Choice, cut, function_calls, function_tool, text_of, tools};
 use crate::clock::unix_seconds;
 use crate::events;
 use crate::failure::Failure;
@@ -20,6 +20,7 @@ use crate::generation::{Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
 use crate::steering::{Steering, response_format};
+use crate::thinking::{Effort, Thinking};
 
 /// Most likely tokens that the daemon reports.
 const TOP_MAX: u32 = limits::TOP_LOGPROBS_MAX as u32;
@@ -140,21 +141,21 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
     Ok(chat)
 }
 
-/// Whether the model shall reason. Templates know no degrees: every effort but `none` turns it on.
+/// How much the model shall reason. Templates know at most three degrees.
 fn reasoning_effort(params: &mut Params) -> Result<Option<Thinking>, Failure> {
     const FIELD: &str = "reasoning_effort";
     let Some(effort) = params.text(FIELD)? else { return Ok(None) };
-    match effort.as_str() {
-        "none" => Ok(Some(Thinking { field: FIELD, on: false })),
-        "minimal" | "low" | "medium" | "high" | "xhigh" => Ok(Some(Thinking { field: FIELD, on: true })),
+    let effort = match effort.as_str() {
+        "none" => Effort::Off,
+        "minimal" | "low" => Effort::Low,
+        "medium" => Effort::Medium,
+        "high" | "xhigh" => Effort::High,
         other => {
-            let reason = format!(
-                "{:?} cannot be honoured here: none, minimal, low, medium, high or xhigh",
-                cut(other)
-            );
-            Err(params.refuse(FIELD, reason))
+            let known = "none, minimal, low, medium, high or xhigh";
+            return Err(params.refuse(FIELD, format!("{:?} cannot be honoured here: {known}", cut(other))));
         }
-    }
+    };
+    Ok(Some(Thinking { field: FIELD, effort }))
 }
 
 /// Alternatives of each token; `None` without `logprobs`.

@@ -16,8 +16,8 @@ pub const EXT_ITEM_REASONING: u16 = 1;
 pub const EXT_SHOW_CALLS: u16 = 4;
 /// Key of [`ShowReply`]'s `ext`: name of the template's variable that turns reasoning on and off.
 pub const EXT_SHOW_THINKING: u16 = 5;
-/// Name of that variable in Qwen 3's template and in those that follow it.
-pub const ENABLE_THINKING: &str = "enable_thinking";
+/// Names of that variable. The first two are true or false, the last is `low`, `medium` or `high`.
+pub const THINKING_VARIABLES: [&str; 3] = ["enable_thinking", "thinking", "reasoning_effort"];
 
 /// Bytes that are no chat's tools, fields and variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
