@@ -13,6 +13,7 @@ mod hostile;
 mod http;
 mod ollama;
 mod openai;
+mod responses;
 #[path = "../scenario/rig.rs"]
 #[allow(dead_code)] // this binary uses a part
 mod rig;
