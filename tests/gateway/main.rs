@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
 mod anthropic;
+mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod door;

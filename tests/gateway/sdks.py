@@ -191,7 +191,7 @@ def with_prometheus(base, _model, _text):
     page = urllib.request.urlopen(f"{base}/metrics").read().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     requests = {(s.labels["api"], s.labels["status"]): s.value for s in families["rocmforge_gateway_requests"].samples}
-    assert requests["openai", "404"] == 1 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
+    assert requests["openai", "404"] == 3 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
     histogram = families["rocmforge_gateway_first_byte_seconds"]
     counts = [s.value for s in histogram.samples if s.name.endswith("_bucket")]
     assert histogram.type == "histogram" and counts == sorted(counts) and counts[-1] > 0, page

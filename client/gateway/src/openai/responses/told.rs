@@ -16,7 +16,7 @@ use crate::kept::Entry;
 /// A response that is being told. It is kept when it has ended.
 pub struct Told {
     gateway: Arc<Gateway>,
-    /// Who asked, and the response's number.
+    /// The caller, and the response's number.
     key: (Identity, u128),
     response: Value,
     /// The conversation before the answer, if the response shall be kept.
