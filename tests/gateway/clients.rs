@@ -1,6 +1,6 @@
 //! Frameworks and further packages that people use: they know nothing of this project.
 //!
-//! `ROCMFORGE_LONG=1` installs and runs them: they take minutes to arrive, and more than 20 s to begin.
+//! `ROCMFORGE_LONG=1` installs and runs them, which takes minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

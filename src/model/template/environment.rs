@@ -5,13 +5,14 @@
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value};
+use minijinja::value::{Object, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
-use super::{OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
+use super::{Message, OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
 use crate::lock::{Mutex, Rank};
 
 /// Most steps of a rendering. Real templates take about 100 for each message.
@@ -47,15 +48,40 @@ pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     }
 }
 
-/// The first of `variables` that the template reads before it sets it.
+/// The first of `variables` that the template reads before it sets it: anywhere in its text, or in a conversation.
 pub(super) fn find(template: &str, variables: &[String]) -> Result<Option<String>, Failure> {
-    let environment = environment(0, Arc::new(Mutex::new(Rank::TemplateRefusal, None)))
+    let request = TemplateRequest::new(template, vec![Message::new("user", "a")]);
+    let environment = environment(request.now_unix_s, Arc::new(Mutex::new(Rank::TemplateRefusal, None)))
         .map_err(|error| Failure::Failed(error.to_string()))?;
     let source = without_generation_tags(template);
     let template =
         environment.template_from_str(&source).map_err(|error| Failure::Syntax(error.to_string()))?;
-    let read = template.undeclared_variables(false);
-    Ok(variables.iter().find(|name| read.contains(*name)).cloned())
+    // The analysis takes `set a = a|default(1)` for a variable that is set, and a rendering does not.
+    let anywhere = template.undeclared_variables(false);
+    let asked = variables.iter().map(|name| (name.clone(), AtomicBool::new(anywhere.contains(name))));
+    let watched = Arc::new(Watched { given: self::variables(&request), asked: asked.collect() });
+    let output = RefCell::new(Bounded { text: Vec::new(), full: false });
+    // The names that were read before a failure count too.
+    let _ = template.render_captured_to(Value::from_dyn_object(Arc::clone(&watched)), Shared(&output));
+    let found = watched.asked.iter().find(|(_, read)| read.load(Ordering::Relaxed));
+    Ok(found.map(|(name, _)| name.clone()))
+}
+
+/// Variables of a rendering that notes which of some names the template reads.
+#[derive(Debug)]
+struct Watched {
+    given: Value,
+    asked: Vec<(String, AtomicBool)>,
+}
+
+impl Object for Watched {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let asked = self.asked.iter().find(|(name, _)| key.as_str() == Some(name));
+        if let Some((_, read)) = asked {
+            read.store(true, Ordering::Relaxed);
+        }
+        self.given.get_item(key).ok().filter(|value| !value.is_undefined())
+    }
 }
 
 /// Renders in this process, without the kernel's bounds of memory and time. For fuzzing templates that cannot grow.
@@ -157,7 +183,6 @@ impl Write for Shared<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Message;
     use super::*;
 
     fn check(template: &str, expected: &str) {
@@ -189,6 +214,9 @@ mod tests {
             "{% macro m() %}{{ a }}{% endmacro %}{{ m() }}",
             "{% set ns = namespace(a=a|default(true)) %}",
             "{{ b }}{{ a }}",
+            "{% if tools and a %}x{% endif %}",
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ a }}{% endif %}{% endfor %}",
+            "{% set a = a|default(1) %}{{ raise_exception('no') }}",
         ] {
             assert_eq!(found(template).as_deref(), Some("a"), "{template}");
         }

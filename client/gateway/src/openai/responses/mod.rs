@@ -89,7 +89,8 @@ pub fn response(
     query: &str,
 ) -> Result<Response<Body>, Failure> {
     for (field, value) in query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, ""))) {
-        if !field.is_empty() && !(field == "stream" && value == "false") {
+        let changes_nothing = field.is_empty() || (field == "stream" && value == "false");
+        if !changes_nothing {
             let reason = format!("{field}: it cannot be honoured here: leave it out");
             return Err(Failure::invalid(reason).about(field));
         }
