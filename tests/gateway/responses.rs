@@ -290,6 +290,8 @@ fn fields_of_responses_that_cannot_be_honoured_are_named() {
     assert_eq!(door.get(&format!("{place}?stream=true")).json()["error"]["param"], "stream");
     assert_eq!(door.get(&format!("{place}/input_items")).status, 404);
     assert_eq!(door.get(PATH).status, 405);
+    let long = asked(&json!({"input": "ab", "metadata": {"a": "b".repeat(1 << 20)}}));
+    assert_eq!(door.post(PATH, &long).status, 413, "the response would repeat it");
     assert_eq!(send(&door, "DELETE", &place, "", "{}").status, 400, "a body");
     assert_eq!(send(&door, "DELETE", "/v1/models/chatty", "", "").status, 405);
 }

@@ -11,7 +11,7 @@ const COUNT_MAX: usize = 1024;
 /// Most bytes of all answers. A caller may hold them all until another one wants room.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Most bytes of one answer: the daemon takes no conversation of more than 1 MiB.
+/// Most bytes of one answer and its conversation: the daemon takes no conversation of more than 1 MiB.
 pub const ENTRY_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of an entry beside its texts.

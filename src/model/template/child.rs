@@ -26,7 +26,7 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 10;
 /// Stack in bytes. The template's deepest nesting depends on it, and so must not be the caller's limit.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Does the [`Task`] on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
+/// Does the task on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
 /// process: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
     let (code, text) = match bound_stack().and_then(|()| Ok(confine()?)) {

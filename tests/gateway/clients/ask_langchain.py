@@ -8,12 +8,12 @@ import asyncio
 import json
 import sys
 from importlib.metadata import version
+from typing import Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
-from typing import Literal
 
 PROMPT = "ab"
 TOKENS = 8
@@ -31,6 +31,7 @@ def main():
     server = {"base_url": f"{base}/v1", "api_key": "unused", "max_retries": 0, "model": model}
     for responses in (False, True):
         chat(server, text, responses)
+    asyncio.run(chat_async(server, text))
     completion = OpenAI(**server, temperature=0, max_tokens=TOKENS).invoke(PROMPT)
     assert completion == "".join(OpenAI(**server, temperature=0, max_tokens=TOKENS).stream(PROMPT)), completion
     # The package would count tokens with the service's own tokenizer, which it downloads.
@@ -40,13 +41,19 @@ def main():
     print("langchain-openai", version("langchain-openai"))
 
 
+async def chat_async(server, text):
+    for responses in (False, True):
+        llm = ChatOpenAI(**server, temperature=0, max_tokens=TOKENS, use_responses_api=responses)
+        assert (await llm.ainvoke(PROMPT)).text == text
+        assert "".join([piece.text async for piece in llm.astream(PROMPT)]) == text
+
+
 def chat(server, text, responses):
     llm = ChatOpenAI(**server, temperature=0, max_tokens=TOKENS, use_responses_api=responses)
     whole = llm.invoke(PROMPT)
     assert whole.text == text and whole.usage_metadata["output_tokens"] == TOKENS, whole
     pieces = list(llm.stream(PROMPT))
     assert "".join(piece.text for piece in pieces) == text, pieces
-    assert asyncio.run(llm.ainvoke(PROMPT)).text == text
     assert [one.text for one in llm.batch([PROMPT, PROMPT])] == [text, text]
     chain = ChatPromptTemplate.from_messages([("system", "{mood}"), ("human", "{word}")]) | llm
     assert chain.invoke({"mood": "be good", "word": PROMPT}).usage_metadata["input_tokens"] > whole.usage_metadata["input_tokens"]

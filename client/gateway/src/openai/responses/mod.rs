@@ -24,12 +24,15 @@ use crate::clock::unix_seconds;
 use crate::events;
 use crate::failure::Failure;
 use crate::generation::{Running, Wanted};
-use crate::kept::Entry;
+use crate::kept::{ENTRY_BYTES_MAX, Entry};
 use crate::params::{Params, is_empty};
 use crate::reply::{self, Body, json};
 use crate::routes::room;
 use crate::steering::{Steering, grammar, openai_penalties, samplers, text_format};
 use crate::thinking::Thinking;
+
+/// Most bytes of a request that its response repeats: instructions, tools and others.
+const FIELDS_BYTES_MAX: usize = 1 << 20;
 
 /// The field that names an earlier response.
 const PREVIOUS: &str = "previous_response_id";
@@ -44,33 +47,38 @@ pub async fn respond(
     params: Params,
     since: Instant,
 ) -> Result<Response<Body>, Failure> {
-    let mut asked = Asked::take(params)?;
-    let earlier = match &asked.previous {
-        Some(id) => Some(earlier(gateway, caller, id)?),
-        None => None,
+    let asked = Asked::take(params)?;
+    let Asked { model, instructions, mut chat, sampling, max_tokens, steering, mut fields, .. } = asked;
+    let (mut messages, items) = match asked.previous {
+        Some(name) => {
+            let entry = earlier(gateway, caller, &name)?;
+            let items = asked.items.map(|own| format!("{},{own}", entry.items));
+            (conversation(gateway, &entry).await?, items)
+        }
+        None => (Vec::new(), asked.items),
     };
-    let mut messages = match &earlier {
-        Some(entry) => conversation(gateway, entry).await?,
-        None => Vec::new(),
-    };
-    messages.append(&mut asked.chat.messages);
-    asked.chat.messages = instructed(asked.instructions, messages);
-    let model = asked.model;
-    let (mut request, reader) = asked.chat.request(gateway, &model).await?;
-    request.max_tokens = asked.max_tokens;
-    request.sampling = asked.sampling;
-    let request = asked.steering.fill(request);
+    messages.append(&mut chat.messages);
+    chat.messages = instructed(instructions, messages);
+    // Items too long to be kept are not held while the answer comes.
+    let items = items.filter(|items| items.len() <= ENTRY_BYTES_MAX);
+    let id = random_request_id();
+    fields["id"] = json!(named(id));
+    fields["created_at"] = json!(unix_seconds());
+    fields["store"] = json!(items.is_some());
+    let fields = fields.to_string();
+    if fields.len() > FIELDS_BYTES_MAX {
+        let bytes = fields.len();
+        let reason =
+            format!("the response repeats {bytes} bytes of it, at most {FIELDS_BYTES_MAX} are taken");
+        return Err(Failure::new(413, format!("the request is too large: {reason}")));
+    }
+    let (mut request, reader) = chat.request(gateway, &model).await?;
+    request.max_tokens = max_tokens;
+    request.sampling = sampling;
+    let request = steering.fill(request);
     let wanted = Wanted { request, tokens: false, stop_text: false, reader: Some(reader), echo: None };
     let mut running = Running::start(gateway, wanted, since).await?;
-    let id = random_request_id();
-    let mut response = asked.repeated;
-    response["id"] = json!(named(id));
-    response["created_at"] = json!(unix_seconds());
-    let items = asked.items.map(|own| match &earlier {
-        Some(entry) => format!("{},{own}", entry.items),
-        None => own,
-    });
-    let mut told = Told::new(Arc::clone(gateway), (caller, id), response, items);
+    let mut told = Told::new(Arc::clone(gateway), (caller, id), fields, items);
     if asked.stream {
         return Ok(events::response(running, told));
     }
@@ -165,15 +173,15 @@ struct Asked {
     sampling: SamplingOptions,
     max_tokens: u32,
     steering: Steering,
-    /// The response's fields that repeat the request.
-    repeated: Value,
+    /// The response's fields that are known before the answer.
+    fields: Value,
     /// The input's items in JSON without the list's brackets, if the response shall be kept.
     items: Option<String>,
 }
 
 impl Asked {
     fn take(mut params: Params) -> Result<Self, Failure> {
-        let mut repeated = repeated(&params);
+        let fields = repeated(&params);
         let model = params.required_text("model")?;
         let stream = params.flag("stream")?.unwrap_or(false);
         let store = params.flag("store")?.unwrap_or(true);
@@ -192,7 +200,6 @@ impl Asked {
             seed: params.seed("seed")?,
             top_logprobs: 0,
         };
-        repeated["store"] = json!(store);
         let max_tokens = params.whole("max_output_tokens", 1..=u32::MAX)?.unwrap_or(0);
         let mut chat = of_tools(&mut params)?;
         chat.messages = messages.finish();
@@ -220,7 +227,7 @@ impl Asked {
             sampling,
             max_tokens,
             steering,
-            repeated,
+            fields,
             items,
         })
     }

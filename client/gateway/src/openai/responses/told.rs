@@ -18,16 +18,17 @@ pub struct Told {
     gateway: Arc<Gateway>,
     /// The caller, and the response's number.
     key: (Identity, u128),
-    response: Value,
+    /// The fields that are known before the answer, as JSON: as values, a tool's schema takes a hundred times its text.
+    fields: String,
     /// The conversation before the answer, if the response shall be kept.
     items: Option<String>,
     output: Output,
 }
 
 impl Told {
-    /// A response with these fields. `items` are the conversation before it, without the list's brackets.
-    pub fn new(gateway: Arc<Gateway>, key: (Identity, u128), response: Value, items: Option<String>) -> Self {
-        Self { gateway, key, response, items, output: Output::default() }
+    /// A response with these fields, a JSON object. `items` are the conversation before it, without the list's brackets.
+    pub fn new(gateway: Arc<Gateway>, key: (Identity, u128), fields: String, items: Option<String>) -> Self {
+        Self { gateway, key, fields, items, output: Output::default() }
     }
 
     /// The response in one piece.
@@ -35,37 +36,43 @@ impl Told {
         for part in &piece.parts {
             self.output.push(part);
         }
-        self.finish(ended);
-        std::mem::take(&mut self.response)
+        self.finish(ended).1
     }
 
-    /// Completes and keeps the response. Returns the events of the last item.
-    fn finish(&mut self, ended: &Ended) -> String {
+    /// The response so far.
+    fn response(&self, status: &str) -> Value {
+        // The text is this program's own.
+        let mut response: Value = serde_json::from_str(&self.fields).unwrap_or_default();
+        response["status"] = json!(status);
+        response["output"] = json!(self.output.items());
+        response
+    }
+
+    /// Completes and keeps the response. Returns the events of the last item, too.
+    fn finish(&mut self, ended: &Ended) -> (String, Value) {
         let status = match ended.reason {
             StopReason::EndOfGeneration | StopReason::StopText => "completed",
             StopReason::MaxTokens | StopReason::ContextFull => "incomplete",
         };
         let events = self.output.finish(status);
-        self.response["status"] = json!(status);
+        let mut response = self.response(status);
         if status == "incomplete" {
-            self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        self.response["output"] = json!(self.output.items());
-        self.response["usage"] = usage(ended);
+        response["usage"] = usage(ended);
         if let Some(mut items) = self.items.take() {
             for item in self.output.items() {
                 items.push(',');
                 items.push_str(&item.to_string());
             }
-            let entry = Entry { answer: self.response.to_string(), items };
+            let entry = Entry { answer: response.to_string(), items };
             self.gateway.kept.put(self.key.0, self.key.1, entry);
         }
-        events
+        (events, response)
     }
 
-    fn event(&mut self, kind: &str) -> String {
-        let fields = json!({"response": self.response});
-        self.output.event(kind, fields)
+    fn event(&mut self, kind: &str, response: Value) -> String {
+        self.output.event(kind, json!({ "response": response }))
     }
 }
 
@@ -84,7 +91,8 @@ impl Events for Told {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     fn begin(&mut self, _prompt_tokens: usize) -> String {
-        self.event("response.created") + &self.event("response.in_progress")
+        let response = self.response("in_progress");
+        self.event("response.created", response.clone()) + &self.event("response.in_progress", response)
     }
 
     fn piece(&mut self, piece: &Piece) -> String {
@@ -92,19 +100,18 @@ impl Events for Told {
     }
 
     fn end(&mut self, ended: &Ended) -> String {
-        let events = self.finish(ended);
-        let kind = match self.response["status"].as_str() {
+        let (events, response) = self.finish(ended);
+        let kind = match response["status"].as_str() {
             Some("incomplete") => "response.incomplete",
             _ => "response.completed",
         };
-        events + &self.event(kind)
+        events + &self.event(kind, response)
     }
 
     fn failed(&mut self, failure: &Failure) -> String {
         let events = self.output.finish("incomplete");
-        self.response["status"] = json!("failed");
-        self.response["output"] = json!(self.output.items());
-        self.response["error"] = json!({"code": "server_error", "message": failure.message});
-        events + &self.event("response.failed")
+        let mut response = self.response("failed");
+        response["error"] = json!({"code": "server_error", "message": failure.message});
+        events + &self.event("response.failed", response)
     }
 }
