@@ -3,6 +3,8 @@
 //! States of a model: `Registered` (a name and a file) -> `Mapped` (a [`Model`]) -> `Draining` -> freed; `Poisoned`
 //! from any state. For a mapped model, the header is checked, tokenizer and plan are built, and no weight byte is read.
 
+use std::sync::OnceLock;
+
 use crate::share::Charge;
 use crate::tensor::is_shortage;
 
@@ -34,6 +36,8 @@ pub struct Model {
     pub tokenizer: tokenizer::SharedTokenizer,
     /// Chat template, not yet compiled.
     pub chat_template: ChatTemplate,
+    /// The variable of the chat template that turns reasoning on and off. Set by the first who asks the template.
+    pub thinking: OnceLock<Option<String>>,
     /// The program and sizes of the model.
     pub plan: plan::ExecutionPlan,
     /// Set if not the file is mapped but a copy of it.
@@ -136,7 +140,17 @@ impl Model {
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
         let pages = pages::Pages::default();
         let name = name.to_owned();
-        Ok(Self { id, name, files, pages, tokenizer, chat_template, plan, copied: None })
+        Ok(Self {
+            id,
+            name,
+            files,
+            pages,
+            tokenizer,
+            chat_template,
+            thinking: OnceLock::new(),
+            plan,
+            copied: None,
+        })
     }
 }
 

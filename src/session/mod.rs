@@ -49,6 +49,7 @@ mod steering;
 mod subscribe;
 mod text;
 mod text_time;
+mod thinking;
 mod turns;
 mod users;
 

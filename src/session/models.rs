@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::error::{Failure, failure, of_codec, of_store};
 use super::repeats::Recall;
-use super::{Call, Right, Service, host};
+use super::{Call, Right, Service, host, thinking};
 use crate::aside::ReceivedFd;
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::ExecutionPlan;
@@ -215,8 +215,10 @@ fn summary(listing: Listing, own: Option<&BTreeMap<String, u32>>) -> ModelSummar
 
 pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, Failure> {
     call.service().refuse_while_draining()?;
+    let name = request.model.clone();
+    let (lease, _) = call.blocking(move |call| call.acquire(&name)).await?;
+    let lease = thinking::learn(&call, lease).await?;
     call.blocking(move |call| {
-        let (lease, _) = call.acquire(&request.model)?;
         let summary = summary_of(call, &request.model)?;
         describe(call, lease.model(), summary, &request, call.connection.limits.max_frame)
     })
@@ -295,7 +297,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     }
 }
 
-/// Notes that only some models have: experts, scaled positions, that it is a copy, and how it writes tool calls.
+/// Notes that only some models have: experts, scaled positions, that it is a copy, tool calls, and reasoning.
 fn notes(model: &Model) -> Ext {
     let plan: &ExecutionPlan = &model.plan;
     let copy = model.copied.as_ref().map(|copy| {
@@ -322,11 +324,13 @@ fn notes(model: &Model) -> Ext {
         ChatTemplate::Source(source) => Some(Form::of_template(source).name().to_owned()),
         _ => None,
     };
+    let thinking = model.thinking.get().cloned().flatten();
     let notes = [
         (wire::EXT_SHOW_EXPERTS, experts),
         (wire::EXT_SHOW_POSITIONS, positions),
         (wire::EXT_SHOW_COPY, copy),
         (wire::EXT_SHOW_CALLS, calls),
+        (wire::EXT_SHOW_THINKING, thinking),
     ];
     notes.into_iter().filter_map(|(key, text)| Some((key, label(&text?).into_bytes()))).collect()
 }

@@ -20,7 +20,7 @@ use crate::prefixes::sessions::Said;
 const FIRST_ITEM_BYTES: usize = 4096;
 
 /// Rendering a template takes about as long as tokenising this many bytes: 10 ms.
-const RENDERING_BYTES: usize = 50_000;
+pub(super) const RENDERING_BYTES: usize = 50_000;
 
 /// Most ids and bytes of text of a prompt that a runtime thread checks and encodes itself. The longest take 10 and 100 us;
 /// hops to other threads and back take 130 us.

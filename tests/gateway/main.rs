@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
 mod anthropic;
+mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod door;
@@ -13,11 +14,13 @@ mod hostile;
 mod http;
 mod ollama;
 mod openai;
+mod responses;
 #[path = "../scenario/rig.rs"]
 #[allow(dead_code)] // this binary uses a part
 mod rig;
 mod sdks;
 mod several;
+mod thinking;
 mod tools;
 
 use rocmforge_test_support::forge;

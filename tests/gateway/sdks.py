@@ -51,6 +51,7 @@ def with_openai(base, model, text):
     except openai.NotFoundError as error:
         assert error.code == "model_not_found" and error.param == "model", error
     with_openais_tools(client, model)
+    with_openais_responses(client, model, text)
     form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     pet = client.chat.completions.create(model=model, messages=ask["messages"], seed=1, response_format=form)
     assert json.loads(pet.choices[0].message.content)["kind"] in ("cat", "dog"), pet
@@ -82,6 +83,45 @@ def with_openais_tools(client, model):
         raise AssertionError("a tool that is no function was accepted")
     except openai.BadRequestError as error:
         assert error.param == "tools[0].type", error
+
+
+def with_openais_responses(client, model, text):
+    ask = {"model": model, "temperature": 0, "max_output_tokens": TOKENS}
+    whole = client.responses.create(**ask, input=PROMPT)
+    assert whole.output_text == text and whole.status == "incomplete", whole
+    assert whole.incomplete_details.reason == "max_output_tokens" and whole.usage.output_tokens == TOKENS, whole
+    with client.responses.stream(**ask, input=[{"role": "user", "content": PROMPT}]) as stream:
+        told = list(stream)
+    # The package's own `get_final_response` knows none that is incomplete.
+    assert told[-1].type == "response.incomplete" and told[-1].response.output_text == text, told
+    assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == text, told
+    after = client.responses.create(**ask, input=PROMPT, previous_response_id=whole.id, instructions="be good")
+    assert after.usage.input_tokens > whole.usage.input_tokens and after.previous_response_id == whole.id, after
+    assert client.responses.retrieve(whole.id) == whole
+    client.responses.delete(whole.id)
+    for missing in [lambda: client.responses.retrieve(whole.id), lambda: client.responses.delete(whole.id)]:
+        try:
+            missing()
+            raise AssertionError("a response that was deleted is there")
+        except openai.NotFoundError:
+            pass
+    tool = {"type": "function", "strict": True, **TOOL}
+    asked = [{"role": "user", "content": PROMPT}]
+    demand = {"model": model, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "extra_body": {"seed": 1}}
+    with client.responses.stream(**demand, input=asked) as stream:
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call" and json.loads(call.arguments)["kind"] in ("cat", "dog"), call
+    asked += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "sold"}]
+    sent = client.responses.create(**ask, input=asked, tools=[tool])
+    assert sent.usage.output_tokens == TOKENS, sent
+    form = {"format": {"type": "json_schema", "name": "pet", "schema": SCHEMA, "strict": True}}
+    pet = client.responses.create(model=model, input=PROMPT, text=form, extra_body={"seed": 1})
+    assert json.loads(pet.output_text)["kind"] in ("cat", "dog") and pet.status == "completed", pet
+    try:
+        client.responses.create(**ask, input=PROMPT, previous_response_id=whole.id)
+        raise AssertionError("a response that was deleted was continued")
+    except openai.BadRequestError as error:
+        assert error.code == "previous_response_not_found" and error.param == "previous_response_id", error
 
 
 def with_anthropic(base, model, text):
@@ -151,7 +191,7 @@ def with_prometheus(base, _model, _text):
     page = urllib.request.urlopen(f"{base}/metrics").read().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     requests = {(s.labels["api"], s.labels["status"]): s.value for s in families["rocmforge_gateway_requests"].samples}
-    assert requests["openai", "404"] == 1 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
+    assert requests["openai", "404"] == 3 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
     histogram = families["rocmforge_gateway_first_byte_seconds"]
     counts = [s.value for s in histogram.samples if s.name.endswith("_bucket")]
     assert histogram.type == "histogram" and counts == sorted(counts) and counts[-1] > 0, page

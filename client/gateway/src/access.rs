@@ -22,6 +22,18 @@ const FILE_BYTES_MAX: u64 = 1 << 16;
 /// Header in which Anthropic's clients send their key.
 const API_KEY: &str = "x-api-key";
 
+/// The caller: the digest of the request's token. All callers without a token are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity(Option<[u8; 32]>);
+
+impl Identity {
+    /// An identity for tests.
+    #[cfg(test)]
+    pub const fn of_test(number: u8) -> Self {
+        Self(Some([number; 32]))
+    }
+}
+
 /// The tokens of a file, as digests.
 #[derive(Clone, Debug)]
 pub struct Tokens(Vec<[u8; 32]>);
@@ -106,22 +118,22 @@ impl Access {
         }
     }
 
-    /// Checks a request.
+    /// Checks a request, and says who asks.
     ///
     /// # Errors
     /// A failure of status 401 or 403.
-    pub fn check(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<(), Failure> {
+    pub fn check(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<Identity, Failure> {
         match self {
-            Self::File => Ok(()),
+            Self::File => Ok(Identity(None)),
             Self::Token(tokens) => match offered(headers) {
-                Some(token) if tokens.has(token) => Ok(()),
+                Some(token) if tokens.has(token) => Ok(Identity(Some(digest(token)))),
                 Some(_) => {
                     Err(Failure::new(401, "the token is not one of the gateway's").coded("invalid_api_key"))
                 }
                 None => Err(Failure::new(401, "a token is required: send `Authorization: Bearer TOKEN`")
                     .coded("invalid_api_key")),
             },
-            Self::Loopback => from_this_machine(headers, authority),
+            Self::Loopback => from_this_machine(headers, authority).map(|()| Identity(None)),
         }
     }
 
@@ -198,7 +210,8 @@ mod tests {
     fn a_token_is_taken_from_either_header() {
         let tokens = Tokens::of("0123456789abcdef\n\n fedcba9876543210 \n").unwrap();
         let access = Access::Token(tokens);
-        let status = |list: &[_]| access.check(&headers(list), None).map_err(|failure| failure.status);
+        let status =
+            |list: &[_]| access.check(&headers(list), None).map(drop).map_err(|failure| failure.status);
         assert_eq!(status(&[("authorization", "Bearer 0123456789abcdef")]), Ok(()));
         assert_eq!(status(&[("authorization", "bearer fedcba9876543210")]), Ok(()));
         assert_eq!(status(&[("x-api-key", "fedcba9876543210"), ("host", "elsewhere.example")]), Ok(()));
@@ -207,6 +220,12 @@ mod tests {
             assert_eq!(status(&[("authorization", bad)]), Err(401), "{bad}");
         }
         assert_eq!(status(&[]), Err(401));
+        let identity = |token: &'static str| access.check(&headers(&[("x-api-key", token)]), None).ok();
+        assert_eq!(
+            identity("0123456789abcdef"),
+            access.check(&headers(&[("authorization", "Bearer 0123456789abcdef")]), None).ok()
+        );
+        assert_ne!(identity("0123456789abcdef"), identity("fedcba9876543210"));
     }
 
     #[test]
@@ -217,8 +236,9 @@ mod tests {
 
     #[test]
     fn web_pages_do_not_pass_for_programs_of_this_machine() {
-        let status =
-            |list: &[_]| Access::Loopback.check(&headers(list), None).map_err(|failure| failure.status);
+        let status = |list: &[_]| {
+            Access::Loopback.check(&headers(list), None).map(drop).map_err(|failure| failure.status)
+        };
         for host in ["localhost", "localhost:11435", "127.0.0.1:11435", "[::1]:11435", "127.8.9.10"] {
             assert_eq!(status(&[("host", host)]), Ok(()), "{host}");
         }

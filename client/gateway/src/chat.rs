@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::generation::Reader;
 use crate::models::shown;
 use crate::params::{Params, refused};
+use crate::thinking::Thinking;
 
 /// Whether the model must call a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct Chat {
     pub single: bool,
     /// Further variables of the chat template.
     pub variables: Map<String, Value>,
+    /// Whether the model shall reason; `None` leaves it to the template.
+    pub thinking: Option<Thinking>,
 }
 
 impl Chat {
@@ -59,13 +62,19 @@ impl Chat {
     /// # Errors
     /// Errors of the daemon; status 413 for tools that are too large for a constraint.
     pub async fn request(self, gateway: &Gateway, model: &str) -> Result<(GenerateRequest, Reader), Failure> {
-        let Self { messages, tools, choice, single, variables } = self;
+        let Self { messages, tools, choice, single, mut variables, thinking } = self;
         let of_tools = |message: &Message| {
             !message.calls.is_empty() || message.call_id.is_some() || message.role == "tool"
         };
-        let form = match tools.is_empty() && variables.is_empty() && !messages.iter().any(of_tools) {
-            true => Form::Generic,
-            false => Form::of_name(shown(gateway, model).await?.calls().unwrap_or_default()),
+        let plain = tools.is_empty() && variables.is_empty() && !messages.iter().any(of_tools);
+        let form = if plain && thinking.is_none() {
+            Form::Generic
+        } else {
+            let shown = shown(gateway, model).await?;
+            if let Some(thinking) = thinking {
+                thinking.apply(shown.thinking(), &mut variables)?;
+            }
+            Form::of_name(shown.calls().unwrap_or_default())
         };
         let demanded: Vec<Tool> = match &choice {
             Choice::Auto => Vec::new(),

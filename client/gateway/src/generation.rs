@@ -93,6 +93,8 @@ pub struct Ended {
     pub usage: Usage,
     /// Prompt tokens that were not computed again.
     pub reused_tokens: u64,
+    /// Tokens of the answer that are reasoning.
+    pub reasoning_tokens: u64,
     /// The daemon's own report.
     pub end: GenerateEnd,
 }
@@ -141,6 +143,9 @@ pub struct Running {
     model: String,
     reader: Option<Reader>,
     called: bool,
+    /// Tokens of reasoning, and those of which the reader has not yet said what they are.
+    reasoning_tokens: u64,
+    unread_tokens: u64,
     ended: bool,
     /// The prompt's text, until it was told.
     echo: Option<String>,
@@ -190,6 +195,8 @@ impl Running {
             model,
             reader: wanted.reader,
             called: false,
+            reasoning_tokens: 0,
+            unread_tokens: 0,
             ended: false,
             silent: wanted.echo.as_ref().is_some_and(|echo| echo.alone),
             echo: wanted.echo.map(|echo| echo.text),
@@ -247,6 +254,7 @@ impl Running {
                 Some(item) => Some(item),
                 None => self.items.next_item().await?,
             };
+            self.unread_tokens += item.as_ref().map_or(0, |item| item.ids.len() as u64);
             let mut piece = match item {
                 Some(item) => self.piece(item).await?,
                 None if self.ended => return Ok(None),
@@ -344,6 +352,11 @@ impl Running {
         if self.ended {
             reader.parser.finish(&mut parts);
         }
+        match parts.last() {
+            None => {}
+            Some(Event::Reasoning(_)) => self.reasoning_tokens += std::mem::take(&mut self.unread_tokens),
+            Some(_) => self.unread_tokens = 0,
+        }
         for part in parts {
             if reader.single && self.called {
                 continue;
@@ -371,7 +384,8 @@ impl Running {
         if self.silent {
             usage.generated_tokens = 0;
         }
-        Ok(Ended { reason, called: self.called, stop_text, usage, reused_tokens, end })
+        let (called, reasoning_tokens) = (self.called, self.reasoning_tokens);
+        Ok(Ended { reason, called, stop_text, usage, reused_tokens, reasoning_tokens, end })
     }
 
     /// The stop text that ended the answer: the tokens have it, right after the text that was sent.

@@ -16,6 +16,7 @@ mod events;
 mod failure;
 mod generation;
 mod inherited;
+mod kept;
 mod listen;
 mod metrics;
 mod models;
@@ -26,6 +27,7 @@ mod reply;
 mod routes;
 mod serve;
 mod steering;
+mod thinking;
 mod token_texts;
 
 use std::ffi::OsString;
@@ -82,6 +84,8 @@ pub struct Gateway {
     settings: Settings,
     /// Room for large bodies, in KiB.
     bodies: Arc<Semaphore>,
+    /// Answers that later requests go on with.
+    kept: kept::Kept,
 }
 
 impl Gateway {
@@ -90,7 +94,7 @@ impl Gateway {
         let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
         let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
         let (metrics, bodies) = (metrics::Metrics::default(), Arc::new(bodies));
-        Arc::new(Self { client, metrics, settings, bodies })
+        Arc::new(Self { client, metrics, settings, bodies, kept: kept::Kept::default() })
     }
 
     fn body_bytes_max(&self) -> u64 {

@@ -77,6 +77,11 @@ impl Params {
         self.fields.remove(name).filter(|value| !value.is_null())
     }
 
+    /// A copy of a field, which stays; null if it is absent.
+    pub fn copy(&self, name: &str) -> Value {
+        self.fields.get(name).cloned().unwrap_or_default()
+    }
+
     /// Takes a text.
     ///
     /// # Errors

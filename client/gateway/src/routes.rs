@@ -12,7 +12,7 @@ use rocmforge_client::wire::StatusRequest;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::access::Access;
+use crate::access::{Access, Identity};
 use crate::api::Api;
 use crate::failure::Failure;
 use crate::params::Params;
@@ -24,6 +24,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Largest body that waits for no room: every connection may have one.
 const SMALL_BODY_BYTES: u64 = 64 * 1024;
+
+/// Path of the responses that are kept.
+const RESPONSES: &str = "/v1/responses/";
 
 /// The type of Prometheus's text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -73,7 +76,7 @@ async fn respond(
         access.check_place(&head.headers, authority).map_err(closing)?;
         return Ok(health(gateway).await?);
     }
-    access.check(&head.headers, authority).map_err(closing)?;
+    let caller = access.check(&head.headers, authority).map_err(closing)?;
     let has_body = !body.is_end_stream();
     check_encoding(&head.headers).map_err(closing)?;
     if head.headers.contains_key(EXPECT) && body.size_hint().lower() > gateway.body_bytes_max() {
@@ -83,23 +86,30 @@ async fn respond(
         return Err(closing(refusal));
     }
     match &head.method {
-        &Method::GET | &Method::HEAD if has_body => {
-            Err(closing(Failure::invalid("a GET request has no body here")))
+        &Method::GET | &Method::HEAD | &Method::DELETE if has_body => {
+            Err(closing(Failure::invalid(format!("a {} request has no body here", head.method))))
         }
-        &Method::GET | &Method::HEAD => Ok(get(gateway, path).await?),
+        &Method::GET | &Method::HEAD => {
+            let query = head.uri.query().unwrap_or_default();
+            Ok(get(gateway, caller, path, query).await?)
+        }
+        &Method::DELETE => match path.strip_prefix(RESPONSES) {
+            Some(name) => Ok(openai::forget(gateway, caller, name)?),
+            None => Err(closing(Failure::new(405, "only responses are deleted here"))),
+        },
         &Method::POST => {
             let Some(post) = Post::of(path) else { return Err(closing(not_found(path))) };
             let (bytes, room) = match body.size_hint().exact() {
                 Some(size) => {
-                    let room = room(gateway, size).await?;
+                    let room = room(gateway, size).await.map_err(closing)?;
                     (read(gateway, body).await?, room)
                 }
                 None => read_chunked(gateway, body).await?,
             };
             let params = Params::read(&bytes)?.holding(room);
-            Ok(post.run(gateway, params, since).await?)
+            Ok(post.run(gateway, caller, params, since).await?)
         }
-        _ => Err(closing(Failure::new(405, "only GET and POST requests are served"))),
+        _ => Err(closing(Failure::new(405, "only GET, POST and DELETE requests are served"))),
     }
 }
 
@@ -140,28 +150,30 @@ async fn read_chunked(
             return Err(closing(too_large(gateway)));
         }
         if permit.is_none() && size as u64 > SMALL_BODY_BYTES {
-            permit = room(gateway, gateway.body_bytes_max()).await?;
+            permit = room(gateway, gateway.body_bytes_max()).await.map_err(closing)?;
         }
         bytes.extend_from_slice(&data);
     }
 }
 
 /// Waits for room for a body's bytes, so that many large ones at once do not fill the memory.
-async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<OwnedSemaphorePermit>, Refused> {
+///
+/// # Errors
+/// Status 413 for more than a body may have, and 503 if there is no room for long.
+pub async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<OwnedSemaphorePermit>, Failure> {
     if bytes <= SMALL_BODY_BYTES {
         return Ok(None);
     }
-    let refused = |failure| Refused { failure, close: true };
     let Some(kib) = u32::try_from(bytes.div_ceil(1024)).ok().filter(|_| bytes <= gateway.body_bytes_max())
     else {
-        return Err(refused(too_large(gateway)));
+        return Err(too_large(gateway));
     };
     match tokio::time::timeout(BODY_TIMEOUT, Arc::clone(&gateway.bodies).acquire_many_owned(kib)).await {
         Ok(Ok(permit)) => Ok(Some(permit)),
         _ => {
             let failure =
                 Failure::new(503, "other requests' large bodies fill the gateway's memory: try again");
-            Err(refused(Failure { retry_after_s: Some(1), ..failure }))
+            Err(Failure { retry_after_s: Some(1), ..failure })
         }
     }
 }
@@ -191,7 +203,12 @@ fn not_found(path: &str) -> Failure {
     Failure::new(404, format!("{path} is not served here; `rocmforge-gateway --help` lists the paths"))
 }
 
-async fn get(gateway: &Arc<Gateway>, path: &str) -> Result<Response<Body>, Failure> {
+async fn get(
+    gateway: &Arc<Gateway>,
+    caller: Identity,
+    path: &str,
+    query: &str,
+) -> Result<Response<Body>, Failure> {
     match path {
         "/v1/models" => openai::models(gateway).await,
         "/api/tags" => ollama::tags(gateway).await,
@@ -200,9 +217,10 @@ async fn get(gateway: &Arc<Gateway>, path: &str) -> Result<Response<Body>, Failu
         "/metrics" => Ok(reply::text(PROMETHEUS, gateway.metrics.page())),
         "/" => Ok(reply::text("text/plain", "rocmforge-gateway is running\n".to_owned())),
         _ if Post::of(path).is_some() => Err(Failure::new(405, "this path takes POST requests")),
-        _ => match path.strip_prefix("/v1/models/") {
-            Some(name) => openai::model(gateway, &decoded(name)).await,
-            None => Err(not_found(path)),
+        _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix(RESPONSES)) {
+            (Some(name), _) => openai::model(gateway, &decoded(name)).await,
+            (None, Some(name)) if !name.contains('/') => openai::response(gateway, caller, name, query),
+            _ => Err(not_found(path)),
         },
     }
 }
@@ -248,6 +266,7 @@ enum Post {
     ChatCompletions,
     Completions,
     Embeddings,
+    Responses,
     Messages,
     CountTokens,
     OllamaChat,
@@ -263,6 +282,7 @@ impl Post {
             "/v1/chat/completions" => Some(Self::ChatCompletions),
             "/v1/completions" => Some(Self::Completions),
             "/v1/embeddings" => Some(Self::Embeddings),
+            "/v1/responses" => Some(Self::Responses),
             "/v1/messages" => Some(Self::Messages),
             "/v1/messages/count_tokens" => Some(Self::CountTokens),
             "/api/chat" => Some(Self::OllamaChat),
@@ -277,6 +297,7 @@ impl Post {
     async fn run(
         self,
         gateway: &Arc<Gateway>,
+        caller: Identity,
         params: Params,
         since: Instant,
     ) -> Result<Response<Body>, Failure> {
@@ -284,6 +305,7 @@ impl Post {
             Self::ChatCompletions => openai::chat_completions(gateway, params, since).await,
             Self::Completions => openai::completions(gateway, params, since).await,
             Self::Embeddings => openai::embeddings(gateway, params).await,
+            Self::Responses => openai::respond(gateway, caller, params, since).await,
             Self::Messages => anthropic::messages(gateway, params, since).await,
             Self::CountTokens => anthropic::count_tokens(gateway, params, since).await,
             Self::OllamaChat => ollama::chat(gateway, params, since).await,

@@ -156,33 +156,62 @@ pub fn grammar(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     }
 }
 
-/// Takes OpenAI's `response_format`.
+/// Takes OpenAI's `response_format`, whose schema is in an object of its own.
 pub fn response_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     const NAME: &str = "response_format";
     let Some(value) = params.take(NAME) else { return Ok(None) };
     let mut format = Params::inside(NAME, value)?;
     let kind = format.required_text("type")?;
-    let form = match kind.as_str() {
-        "text" => None,
-        "json_object" => Some(AnswerForm::new(FormKind::JsonSchema, OBJECT)),
-        "json_schema" => {
-            let stated =
-                format.take("json_schema").ok_or_else(|| format.refuse("json_schema", "it is required"))?;
-            let mut stated = Params::inside(&format.full("json_schema"), stated)?;
-            let schema = stated.take("schema").ok_or_else(|| stated.refuse("schema", "it is required"))?;
-            // The schema is kept to in any case.
-            stated.drop_harmless(&["name", "description", "strict"]);
-            let form = schema_form(&stated, "schema", &schema)?;
-            stated.finish()?;
-            Some(form)
-        }
-        other => {
-            let reason = format!("{other:?} cannot be honoured here: text, json_object or json_schema");
-            return Err(format.refuse("type", reason));
-        }
+    let form = if kind == "json_schema" {
+        let stated =
+            format.take("json_schema").ok_or_else(|| format.refuse("json_schema", "it is required"))?;
+        let mut stated = Params::inside(&format.full("json_schema"), stated)?;
+        let form = stated_schema(&mut stated)?;
+        stated.finish()?;
+        Some(form)
+    } else {
+        schemaless(&format, &kind)?
     };
     format.finish()?;
     Ok(form)
+}
+
+/// Takes `text` of OpenAI's responses, whose format has its schema beside its type.
+pub fn text_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
+    const NAME: &str = "text";
+    let Some(value) = params.take(NAME) else { return Ok(None) };
+    let mut text = Params::inside(NAME, value)?;
+    text.only("verbosity", |verbosity| verbosity == "medium")?;
+    let (place, format) = (text.full("format"), text.take("format"));
+    text.finish()?;
+    let Some(format) = format else { return Ok(None) };
+    let mut format = Params::inside(&place, format)?;
+    let kind = format.required_text("type")?;
+    let form = match kind.as_str() {
+        "json_schema" => Some(stated_schema(&mut format)?),
+        kind => schemaless(&format, kind)?,
+    };
+    format.finish()?;
+    Ok(form)
+}
+
+/// The form that a stated schema asks for. It is kept to in any case, so `strict` says nothing.
+fn stated_schema(stated: &mut Params) -> Result<AnswerForm, Failure> {
+    let schema = stated.take("schema").ok_or_else(|| stated.refuse("schema", "it is required"))?;
+    stated.drop_harmless(&["name", "description", "strict"]);
+    schema_form(stated, "schema", &schema)
+}
+
+/// The form of a type without a schema.
+fn schemaless(format: &Params, kind: &str) -> Result<Option<AnswerForm>, Failure> {
+    match kind {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(AnswerForm::new(FormKind::JsonSchema, OBJECT))),
+        other => {
+            let reason = format!("{other:?} cannot be honoured here: text, json_object or json_schema");
+            Err(format.refuse("type", reason))
+        }
+    }
 }
 
 /// Takes Ollama's `format`: `"json"` or a schema.
@@ -255,6 +284,13 @@ mod tests {
         ] {
             assert_eq!(format(value).unwrap_err().param.as_deref(), Some(place));
         }
+        let format = |value: Value| text_format(&mut params(json!({"text": {"format": value}})));
+        let stated = format!(r#"{{"type":"json_schema","name":"n","strict":true,"schema":{schema}}}"#);
+        let form = format(serde_json::from_str(&stated).unwrap()).unwrap().unwrap();
+        assert_eq!(form, AnswerForm::new(FormKind::JsonSchema, schema));
+        assert_eq!(format(json!({"type": "text"})).unwrap(), None);
+        let refused = format(json!({"type": "json_schema", "name": "n"})).unwrap_err();
+        assert_eq!(refused.param.as_deref(), Some("text.format.schema"));
         let format = |value: Value| ollama_format(&mut params(json!({ "format": value })));
         assert_eq!(format(json!("json")).unwrap().unwrap().text, OBJECT);
         assert_eq!(format(serde_json::from_str(schema).unwrap()).unwrap().unwrap().text, schema);

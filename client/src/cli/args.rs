@@ -24,6 +24,9 @@ Errors go to standard error: a name, what happened, what to do; with --json as o
 /// Most log-probabilities for each token.
 const TOP_LOGPROBS_MAX: i64 = rocmforge_client::wire::limits::TOP_LOGPROBS_MAX as i64;
 
+/// Most answers to one prompt: each takes one of the user's requests.
+const ANSWERS_MAX: i64 = 8;
+
 const COMMON: &str = "Options of all commands";
 
 /// Asks the rocmforged inference daemon.
@@ -308,6 +311,9 @@ pub struct RunArguments {
     /// Seed for repeatable draws [default: random; shown with --json and --stats]
     #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,
+    /// Print this many answers to the prompt, 1 to 8, each with a seed of its own: --seed, and the numbers after it
+    #[arg(long = "n", default_value_t = 1, value_name = "N", allow_negative_numbers = true, conflicts_with = "session", value_parser = clap::value_parser!(u32).range(1..=ANSWERS_MAX))]
+    pub answers: u32,
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,

@@ -58,6 +58,7 @@ impl RunArguments {
     pub fn chats(&self, output: Output) -> bool {
         let Self {
             prompt,
+            answers,
             stop,
             ids,
             session,
@@ -73,6 +74,7 @@ impl RunArguments {
         let plain =
             plain && !(*ids || *context_shift || *ignore_eog || *stats || *logprobs > 0 || *timeout > 0);
         plain
+            && *answers == 1
             && !self.steering.is_any()
             && !output.json
             && std::io::stdin().is_terminal()

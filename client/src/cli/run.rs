@@ -31,6 +31,12 @@ struct Answer {
     bytes: usize,
 }
 
+/// A request in the daemon: its connection and its stream.
+type Stream = (Connection, u32);
+
+/// An answer, and whether all of it came.
+type Received = (Answer, Result<(), Failure>);
+
 pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<ExitCode, Failure> {
     if arguments.logprobs > 0 && !output.json {
         return Err(Failure::usage("--logprobs prints nothing without --json: give both"));
@@ -38,31 +44,49 @@ pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<
     let mut request = request(arguments)?;
     request.model = model_named(client, &arguments.model)?;
     let start = Instant::now();
-    let mut generation = client.generate(&request)?;
-    cancel_on_interrupt(generation.connection().clone(), generation.stream())?;
-    let mut answer = Answer::default();
-    let outcome = receive(&mut generation, &mut answer, output);
-    answer.end = generation.end().cloned();
-    let cancelled = match outcome {
-        Ok(()) => false,
-        Err(Failure::Client(error)) if error.code() == Some(ErrorCode::Cancelled as u16) => true,
-        Err(failure) if output.json => {
-            return Ok(output.fail_with(&failure, so_far(&answer, arguments.logprobs > 0)));
+    let generations = begin(client, &request, arguments.answers)?;
+    let streams: Vec<Stream> =
+        generations.iter().map(|generation| (generation.connection().clone(), generation.stream())).collect();
+    cancel_on_interrupt(streams.clone())?;
+    let (mut answers, mut cancelled, mut failed) = (Vec::new(), false, None);
+    for (answer, outcome) in receive_all(generations, &streams, output)? {
+        answers.push(answer);
+        match outcome {
+            Ok(()) => {}
+            Err(Failure::Client(error)) if error.code() == Some(ErrorCode::Cancelled as u16) => {
+                cancelled = true
+            }
+            Err(failure) => drop(failed.get_or_insert(failure)),
         }
-        Err(failure) => {
-            end_line(&answer.text)?;
+    }
+    let logprobs = arguments.logprobs > 0;
+    match failed {
+        Some(failure) if output.json => {
+            return Ok(output.fail_with(&failure, all_of(&answers, |answer| so_far(answer, logprobs))));
+        }
+        Some(failure) => {
+            end_line(answers.last())?;
             return Err(failure);
         }
-    };
-    if output.json {
-        writeln!(io::stdout(), "{}", to_json(&answer, arguments.logprobs > 0))?;
-    } else {
-        end_line(&answer.text)?;
+        None if output.json => {
+            writeln!(io::stdout(), "{}", all_of(&answers, |answer| to_json(answer, logprobs)))?;
+        }
+        None => end_line(answers.last())?,
     }
     if arguments.stats {
-        stats(&answer, start)?;
+        answers.iter().try_for_each(|answer| stats(answer, start))?;
     }
     Ok(if cancelled { ExitCode::from(EXIT_CANCELLED) } else { ExitCode::SUCCESS })
+}
+
+/// Starts so many answers to one prompt. The daemon computes the prompt for the first, and the others take its pages.
+fn begin(client: &Client, request: &GenerateRequest, count: u32) -> Result<Vec<Generation>, Failure> {
+    let begun = (0..u64::from(count)).map(|number| {
+        let mut request = GenerateRequest { request_id: random_request_id(), ..request.clone() };
+        request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(number));
+        Ok(client.generate(&request)?)
+    });
+    begun.collect()
 }
 
 fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
@@ -102,37 +126,102 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
     Ok(request)
 }
 
-/// The first Ctrl-C cancels the request, so that the partial answer is printed. The second ends the program at once.
+/// The first Ctrl-C cancels the answers, so that what there is of them is printed. The second ends the program at once.
 /// Before this is set up, Ctrl-C ends the program as usual, and the daemon cancels the request when the connection
 /// closes.
-fn cancel_on_interrupt(connection: Connection, stream: u32) -> Result<(), Failure> {
+fn cancel_on_interrupt(streams: Vec<Stream>) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT])
         .map_err(|error| Failure::Resources(format!("Ctrl-C could not be watched: {error}")))?;
     let watch = move || {
         let mut pending = signals.forever();
-        if pending.next().is_none() || connection.cancel(stream).is_ok() {
+        if pending.next().is_none() || cancel(&streams) {
             pending.next();
         }
         std::process::exit(EXIT_CANCELLED.into());
     };
     let begun = std::thread::Builder::new().name("signals".into()).spawn(watch);
-    begun.map(drop).map_err(|error| {
-        Failure::Resources(format!(
-            "no thread could be started: {error}; `ulimit -u` shows how many processes and threads you may have"
-        ))
+    begun.map(drop).map_err(|error| no_thread(&error))
+}
+
+/// Cancels answers; false if the daemon cannot be told.
+fn cancel(streams: &[Stream]) -> bool {
+    streams.iter().all(|(connection, stream)| connection.cancel(*stream).is_ok())
+}
+
+fn no_thread(error: &io::Error) -> Failure {
+    Failure::Resources(format!(
+        "no thread could be started: {error}; `ulimit -u` shows how many processes and threads you may have"
+    ))
+}
+
+/// Receives the answers at once. Without `--json`, the text of the first is printed as it arrives. The others follow it, each
+/// below a line with its number.
+fn receive_all(
+    generations: Vec<Generation>,
+    streams: &[Stream],
+    output: Output,
+) -> Result<Vec<Received>, Failure> {
+    let count = generations.len();
+    let bytes_max = ANSWER_BYTES_MAX / count.max(1);
+    let mut generations = generations.into_iter();
+    let Some(first) = generations.next() else { return Ok(Vec::new()) };
+    let mut printer = (!output.json).then(|| Printer { terminal: io::stdout().is_terminal() });
+    std::thread::scope(|scope| {
+        let others: io::Result<Vec<_>> = generations
+            .map(|other| {
+                let receive = move || receive(other, bytes_max, None);
+                std::thread::Builder::new().name("answer".into()).spawn_scoped(scope, receive)
+            })
+            .collect();
+        let others = others.map_err(|error| {
+            cancel(streams);
+            no_thread(&error)
+        })?;
+        let mut all = Vec::with_capacity(count);
+        if let Some(printer) = &mut printer {
+            printer.begin(0, count, None)?;
+        }
+        all.push(receive(first, bytes_max, printer.as_mut()));
+        if let Some((_, Err(Failure::Output(_)))) = all.last() {
+            // Nobody reads the others.
+            cancel(streams);
+        }
+        for other in others {
+            let received = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            if let Some(printer) = &mut printer {
+                let before = all.last().map(|(answer, _)| answer);
+                let printed = printer.begin(all.len(), count, before);
+                printed.and_then(|()| printer.print(&received.0.text)).inspect_err(|_| {
+                    cancel(streams);
+                })?;
+            }
+            all.push(received);
+        }
+        Ok(all)
     })
 }
 
-/// Receives every item; without `--json` prints its text at once.
-fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> Result<(), Failure> {
-    let mut printer = Printer { terminal: io::stdout().is_terminal() };
+/// Receives every item of an answer, and prints its text at once if there is a printer.
+fn receive(mut generation: Generation, bytes_max: usize, printer: Option<&mut Printer>) -> Received {
+    let mut answer = Answer::default();
+    let outcome = receive_items(&mut generation, &mut answer, bytes_max, printer);
+    answer.end = generation.end().cloned();
+    (answer, outcome)
+}
+
+fn receive_items(
+    generation: &mut Generation,
+    answer: &mut Answer,
+    bytes_max: usize,
+    mut printer: Option<&mut Printer>,
+) -> Result<(), Failure> {
     while let Some(mut item) = generation.next_item()? {
-        if !output.json {
+        if let Some(printer) = &mut printer {
             printer.print(&item.text)?;
         }
         answer.bytes += bytes_of(&item);
-        if answer.bytes > ANSWER_BYTES_MAX {
-            return Err(ClientError::from(ProtocolError::AnswerTooLong { max: ANSWER_BYTES_MAX }).into());
+        if answer.bytes > bytes_max {
+            return Err(ClientError::from(ProtocolError::AnswerTooLong { max: bytes_max }).into());
         }
         answer.text.push_str(&item.text);
         answer.prompt_ids.append(&mut item.prompt_ids);
@@ -140,7 +229,7 @@ fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> 
         answer.logprobs.append(&mut item.logprobs);
     }
     if let Some(end) = generation.end() {
-        if !output.json {
+        if let Some(printer) = &mut printer {
             printer.print(&end.text)?;
         }
         answer.text.push_str(&end.text);
@@ -159,6 +248,15 @@ struct Printer {
 }
 
 impl Printer {
+    /// Begins an answer. One of several gets a line with its number, after the end of the one before.
+    fn begin(&self, number: usize, count: usize, before: Option<&Answer>) -> io::Result<()> {
+        if count == 1 {
+            return Ok(());
+        }
+        let end = before.filter(|before| !before.text.ends_with('\n')).map_or("", |_| "\n");
+        writeln!(io::stdout(), "{end}--- {} of {count} ---", number + 1)
+    }
+
     fn print(&mut self, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -175,8 +273,17 @@ impl Printer {
 
 /// On a terminal, ends the text with a newline so that the prompt starts on its own line. A file or pipe gets the
 /// text unchanged.
-fn end_line(text: &str) -> io::Result<()> {
-    if io::stdout().is_terminal() && !text.ends_with('\n') { writeln!(io::stdout()) } else { Ok(()) }
+fn end_line(answer: Option<&Answer>) -> io::Result<()> {
+    let open = answer.is_some_and(|answer| !answer.text.ends_with('\n'));
+    if open && io::stdout().is_terminal() { writeln!(io::stdout()) } else { Ok(()) }
+}
+
+/// The object of one answer, or one object with those of several.
+fn all_of(answers: &[Answer], of: impl Fn(&Answer) -> Value) -> Value {
+    match answers {
+        [answer] => of(answer),
+        answers => json!({ "answers": answers.iter().map(of).collect::<Vec<_>>() }),
+    }
 }
 
 /// The partial answer, printed with an error: it was computed, and a script may continue from it.

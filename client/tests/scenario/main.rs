@@ -8,6 +8,7 @@ mod command_line;
 mod connecting;
 mod failing;
 mod server;
+mod several;
 mod shortage;
 mod silent;
 mod terminal;

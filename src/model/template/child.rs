@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode};
 
 use rustix::process::{Resource, Rlimit, Signal};
 
-use super::environment::{Failure, render};
-use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, SUBCOMMAND, TemplateRequest};
+use super::environment::{Failure, find, render};
+use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, SUBCOMMAND, Task, TemplateRequest};
 
 /// Exit codes. With 0, standard output holds the text; with the others, the reason why there is none.
 pub(super) mod exit {
@@ -26,7 +26,7 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 10;
 /// Stack in bytes. The template's deepest nesting depends on it, and so must not be the caller's limit.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Renders the request on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
+/// Does the task on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
 /// process: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
     let (code, text) = match bound_stack().and_then(|()| Ok(confine()?)) {
@@ -69,19 +69,22 @@ fn answer() -> (u8, String) {
     let mut request = Vec::new();
     // One byte above the limit, to detect a request that is too long.
     let read = io::stdin().lock().take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut request);
-    let request = match read {
+    let task = match read {
         Ok(bytes) if bytes > REQUEST_BYTES_MAX => {
             return (exit::REQUEST, "the request is too long".to_owned());
         }
-        Ok(_) => serde_json::from_slice::<TemplateRequest>(&request).map_err(|error| error.to_string()),
+        Ok(_) => serde_json::from_slice::<Task<TemplateRequest, String>>(&request)
+            .map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
-    let failure = match request {
-        Ok(request) => match render(&request) {
-            Ok(text) => return (0, text),
-            Err(failure) => failure,
-        },
+    let done = match task {
+        Ok(Task::Render(request)) => render(&request),
+        Ok(Task::Find { template, variables }) => find(&template, &variables).map(Option::unwrap_or_default),
         Err(message) => return (exit::REQUEST, message),
+    };
+    let failure = match done {
+        Ok(text) => return (0, text),
+        Err(failure) => failure,
     };
     let (code, mut message) = match failure {
         Failure::Syntax(message) => (exit::SYNTAX, message),

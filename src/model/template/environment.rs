@@ -5,13 +5,14 @@
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value};
+use minijinja::value::{Object, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
-use super::{OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
+use super::{Message, OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
 use crate::lock::{Mutex, Rank};
 
 /// Most steps of a rendering. Real templates take about 100 for each message.
@@ -44,6 +45,42 @@ pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     match rendered {
         Ok(()) => String::from_utf8(output.text).map_err(|error| Failure::Failed(error.to_string())),
         Err(error) => Err(failure(&error, &refusal)),
+    }
+}
+
+/// The first of `variables` that the template reads before it sets it: anywhere in its text, or in a conversation.
+pub(super) fn find(template: &str, variables: &[String]) -> Result<Option<String>, Failure> {
+    let request = TemplateRequest::new(template, vec![Message::new("user", "a")]);
+    let environment = environment(request.now_unix_s, Arc::new(Mutex::new(Rank::TemplateRefusal, None)))
+        .map_err(|error| Failure::Failed(error.to_string()))?;
+    let source = without_generation_tags(template);
+    let template =
+        environment.template_from_str(&source).map_err(|error| Failure::Syntax(error.to_string()))?;
+    // The analysis takes `set a = a|default(1)` for a variable that is set, and a rendering does not.
+    let anywhere = template.undeclared_variables(false);
+    let asked = variables.iter().map(|name| (name.clone(), AtomicBool::new(anywhere.contains(name))));
+    let watched = Arc::new(Watched { given: self::variables(&request), asked: asked.collect() });
+    let output = RefCell::new(Bounded { text: Vec::new(), full: false });
+    // The names that were read before a failure count too.
+    let _ = template.render_captured_to(Value::from_dyn_object(Arc::clone(&watched)), Shared(&output));
+    let found = watched.asked.iter().find(|(_, read)| read.load(Ordering::Relaxed));
+    Ok(found.map(|(name, _)| name.clone()))
+}
+
+/// Variables of a rendering that notes which of some names the template reads.
+#[derive(Debug)]
+struct Watched {
+    given: Value,
+    asked: Vec<(String, AtomicBool)>,
+}
+
+impl Object for Watched {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let asked = self.asked.iter().find(|(name, _)| key.as_str() == Some(name));
+        if let Some((_, read)) = asked {
+            read.store(true, Ordering::Relaxed);
+        }
+        self.given.get_item(key).ok().filter(|value| !value.is_undefined())
     }
 }
 
@@ -146,7 +183,6 @@ impl Write for Shared<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Message;
     use super::*;
 
     fn check(template: &str, expected: &str) {
@@ -166,6 +202,29 @@ mod tests {
         check("  {% if true %}\n  a\n  {% endif %}\n", "  a\n");
         check("{{ '<b>' }}{{ messages|tojson }}", "<b>[{\"role\": \"user\", \"content\": \" Hi \"}]");
         check("{{ {'a': none, 'b': [true, 'x']} }}", "{'a': None, 'b': [True, 'x']}");
+    }
+
+    #[test]
+    fn a_variable_is_found_where_the_template_reads_it() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        let found = |template: &str| find(template, &names).unwrap();
+        for template in [
+            "{% if a is defined and a is false %}x{% endif %}",
+            "{% set a = a if a is defined else true %}{{ b }}",
+            "{% macro m() %}{{ a }}{% endmacro %}{{ m() }}",
+            "{% set ns = namespace(a=a|default(true)) %}",
+            "{{ b }}{{ a }}",
+            "{% if tools and a %}x{% endif %}",
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ a }}{% endif %}{% endfor %}",
+            "{% set a = a|default(1) %}{{ raise_exception('no') }}",
+        ] {
+            assert_eq!(found(template).as_deref(), Some("a"), "{template}");
+        }
+        assert_eq!(found("{{ b }}").as_deref(), Some("b"));
+        for template in ["{# a #}", "a {{ 'a' }}", "{{ messages[0].a }}", "{% set a = 1 %}{{ a }}", ""] {
+            assert_eq!(found(template), None, "{template}");
+        }
+        assert!(matches!(find("{% a", &names), Err(Failure::Syntax(_))));
     }
 
     #[test]

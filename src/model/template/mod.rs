@@ -60,6 +60,15 @@ pub struct TemplateRequest {
     pub now_unix_s: i64,
 }
 
+/// A task of the rendering process. The daemon writes references, and the process reads values.
+#[derive(Debug, Serialize, Deserialize)]
+enum Task<R, T> {
+    /// For the text of a conversation.
+    Render(R),
+    /// For the first of `variables` that `template` reads before it sets it; an empty text if there is none.
+    Find { template: T, variables: Vec<T> },
+}
+
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::child::{MESSAGE_BYTES_MAX, exit};
 use super::{
-    CPU_SECONDS_MAX, MEMORY_MIB_MAX, OUTPUT_BYTES_MAX, REQUEST_BYTES_MAX, SOURCE_BYTES_MAX, SUBCOMMAND,
+    CPU_SECONDS_MAX, MEMORY_MIB_MAX, OUTPUT_BYTES_MAX, REQUEST_BYTES_MAX, SOURCE_BYTES_MAX, SUBCOMMAND, Task,
     TemplateError, TemplateRequest,
 };
 
@@ -49,11 +49,25 @@ impl Renderer {
     /// # Errors
     /// [`TemplateError`].
     pub fn render(&self, request: &TemplateRequest) -> Result<String, TemplateError> {
-        let bytes = request.template.len();
+        self.answer(&request.template, &Task::Render(request))
+    }
+
+    /// The first of `variables` that the template reads before it sets it. Blocks as [`render`](Self::render) does.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn find(&self, template: &str, variables: &[&str]) -> Result<Option<String>, TemplateError> {
+        let task = Task::<&TemplateRequest, &str>::Find { template, variables: variables.to_vec() };
+        let found = self.answer(template, &task)?;
+        Ok((!found.is_empty()).then_some(found))
+    }
+
+    fn answer(&self, template: &str, task: &Task<&TemplateRequest, &str>) -> Result<String, TemplateError> {
+        let bytes = template.len();
         if bytes > SOURCE_BYTES_MAX {
             return Err(TemplateError::SourceTooLong { bytes, limit: SOURCE_BYTES_MAX });
         }
-        let request = serde_json::to_vec(request)
+        let request = serde_json::to_vec(task)
             .map_err(|error| process_error("given its request", io::Error::other(error)))?;
         if request.len() > REQUEST_BYTES_MAX {
             let limit = REQUEST_BYTES_MAX;

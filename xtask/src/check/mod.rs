@@ -114,7 +114,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 19] = [
+const STAGES: [Stage; 20] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -165,6 +165,11 @@ const STAGES: [Stage; 19] = [
         "threads",
         |_| every_order(),
         "tests in every order of their threads, by a model checker: cargo xtask interleavings",
+    ),
+    Stage::only_long(
+        "clients",
+        |_| tests::clients(),
+        "LangChain, LiteLLM, LlamaIndex and Node packages, installed, before the gateway",
     ),
     Stage::new("soak", |form| stage("soak", form), "ten seconds of many clients: cargo xtask soak"),
     Stage::new(

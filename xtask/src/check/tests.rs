@@ -1,7 +1,7 @@
 //! Runs all tests and passes on their output; counts skipped tests.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use super::Done;
@@ -13,7 +13,19 @@ const SKIPPED: &str = "rocmforge-test-skipped: ";
 
 pub fn run() -> Result<Done> {
     let mut command = host::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    finish(command)
+}
+
+/// Runs the tests of clients that take minutes to install.
+pub fn clients() -> Result<Done> {
+    let mut command = host::cargo();
+    command.args(["test", "--test", "gateway", "clients::"]).env("ROCMFORGE_LONG", "1");
+    finish(command)
+}
+
+fn finish(mut command: Command) -> Result<Done> {
+    command.stdin(Stdio::null());
     let shown = host::shown(&command);
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::io(shown.clone()))?;

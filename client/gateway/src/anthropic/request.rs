@@ -9,6 +9,7 @@ use crate::chat::{Chat, Choice, cut, message, text_of, text_part, tool, tools};
 use crate::failure::Failure;
 use crate::generation::Wanted;
 use crate::params::{Params, is_empty, refused};
+use crate::thinking::{Effort, Thinking};
 
 /// Temperature of a request without one, as the API has it.
 const TEMPERATURE: f32 = 1.0;
@@ -106,8 +107,32 @@ fn conversation(params: &mut Params) -> Result<(String, Chat), Failure> {
         chat.single = choice.flag("disable_parallel_tool_use")?.unwrap_or(false);
         choice.finish()?;
     }
+    chat.thinking = thinking(params)?;
     chat.check(CHOICE)?;
     Ok((model, chat))
+}
+
+/// Whether the model shall reason. The budget is a target of the API, and `max_tokens` bounds reasoning and answer together.
+fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
+    const FIELD: &str = "thinking";
+    /// Least budget that the API takes.
+    const BUDGET_MIN: u32 = 1024;
+    let Some(value) = params.take(FIELD) else { return Ok(None) };
+    let mut wanted = Params::inside(FIELD, value)?;
+    let effort = match wanted.required_text("type")?.as_str() {
+        "disabled" => Effort::Off,
+        "enabled" => {
+            let budget = wanted.whole("budget_tokens", BUDGET_MIN..=u32::MAX)?;
+            budget.ok_or_else(|| wanted.refuse("budget_tokens", "it is required"))?;
+            Effort::On
+        }
+        other => {
+            let reason = format!("{:?} cannot be honoured here: enabled or disabled", cut(other));
+            return Err(wanted.refuse("type", reason));
+        }
+    };
+    wanted.finish()?;
+    Ok(Some(Thinking { field: FIELD, effort }))
 }
 
 fn one_tool(mut params: Params) -> Result<Tool, Failure> {
@@ -127,7 +152,6 @@ fn one_tool(mut params: Params) -> Result<Tool, Failure> {
 
 /// Fields that ask for abilities which neither gateway nor daemon has.
 fn refuse_others(params: &mut Params) -> Result<(), Failure> {
-    params.only("thinking", |thinking| thinking["type"] == "disabled")?;
     params.only("speed", |speed| speed == "standard")?;
     for name in ["mcp_servers", "container", "context_management", "output_config"] {
         params.only(name, is_empty)?;

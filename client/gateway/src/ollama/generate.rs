@@ -23,6 +23,7 @@ use crate::models::shown;
 use crate::params::{Params, is_empty};
 use crate::reply::{Body, json};
 use crate::steering::ollama_format;
+use crate::thinking::{Effort, Thinking};
 
 /// `POST /api/chat`
 ///
@@ -44,9 +45,7 @@ pub async fn chat(
         let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
         return Err(params.refuse("format", reason));
     }
-    if let Some(think) = params.flag("think")? {
-        chat.variables.insert("enable_thinking".to_owned(), json!(think));
-    }
+    chat.thinking = think(&mut params)?;
     params.finish()?;
     let messages = messages.into_iter().enumerate().map(|(number, value)| one_message(number, value));
     chat.messages = messages.collect::<Result<Vec<_>, _>>()?;
@@ -93,6 +92,23 @@ pub async fn generate(
     };
     let request = GenerateRequest::new(&common.model, prompt);
     common.answer(gateway, request, None, Kind::Generate, since).await
+}
+
+/// How much the model shall reason: yes, no, or a degree.
+fn think(params: &mut Params) -> Result<Option<Thinking>, Failure> {
+    const FIELD: &str = "think";
+    let effort = match params.take(FIELD) {
+        None => return Ok(None),
+        Some(Value::Bool(false)) => Effort::Off,
+        Some(Value::Bool(true)) => Effort::On,
+        Some(value) => match value.as_str() {
+            Some("low") => Effort::Low,
+            Some("medium") => Effort::Medium,
+            Some("high") => Effort::High,
+            _ => return Err(params.refuse(FIELD, "it is none of true, false, low, medium and high")),
+        },
+    };
+    Ok(Some(Thinking { field: FIELD, effort }))
 }
 
 /// A request without a prompt maps the model, so that the next one need not wait for it.

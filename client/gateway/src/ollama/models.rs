@@ -121,8 +121,9 @@ pub async fn show(gateway: &Arc<Gateway>, mut params: Params) -> Result<Response
         info[format!("{architecture}.{key}")] = json!(value);
     }
     // Models whose template knows no tools get them described.
-    let capabilities =
-        if shown.chat_template { json!(["completion", "tools"]) } else { json!(["completion"]) };
+    let tools = shown.chat_template.then_some("tools");
+    let thinking = shown.thinking().map(|_| "thinking");
+    let capabilities: Vec<&str> = ["completion"].into_iter().chain(tools).chain(thinking).collect();
     Ok(json(&json!({
         "modelfile": "", "parameters": "", "template": "", "details": details, "model_info": info,
         "capabilities": capabilities,

@@ -20,9 +20,13 @@ use crate::generation::{Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
 use crate::steering::{Steering, response_format};
+use crate::thinking::{Effort, Thinking};
 
 /// Most likely tokens that the daemon reports.
 const TOP_MAX: u32 = limits::TOP_LOGPROBS_MAX as u32;
+
+/// The field that says how much the model shall reason.
+const EFFORT: &str = "reasoning_effort";
 
 /// `POST /v1/chat/completions`
 ///
@@ -128,15 +132,42 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
         }
     };
     let single = !params.flag("parallel_tool_calls")?.unwrap_or(true) || matches!(choice, Choice::Named(_));
-    // Not OpenAI's, but common among servers of this API.
-    let variables = match params.take("chat_template_kwargs") {
-        None => Map::new(),
-        Some(Value::Object(variables)) => variables,
-        Some(_) => return Err(params.refuse("chat_template_kwargs", "it is no object")),
-    };
-    let chat = Chat { messages, tools, choice, single, variables };
+    let variables = variables(params)?;
+    let thinking = effort(params, EFFORT)?.map(|effort| Thinking { field: EFFORT, effort });
+    let chat = Chat { messages, tools, choice, single, variables, thinking };
     chat.check(CHOICE)?;
     Ok(chat)
+}
+
+/// Takes variables of the chat template. They are not OpenAI's, but common among servers of this API.
+///
+/// # Errors
+/// A failure of status 400 if they are no object.
+pub fn variables(params: &mut Params) -> Result<Map<String, Value>, Failure> {
+    const NAME: &str = "chat_template_kwargs";
+    match params.take(NAME) {
+        None => Ok(Map::new()),
+        Some(Value::Object(variables)) => Ok(variables),
+        Some(_) => Err(params.refuse(NAME, "it is no object")),
+    }
+}
+
+/// Takes how much the model shall reason. Templates know at most three degrees.
+///
+/// # Errors
+/// A failure of status 400 for an unknown degree.
+pub fn effort(params: &mut Params, name: &str) -> Result<Option<Effort>, Failure> {
+    let Some(effort) = params.text(name)? else { return Ok(None) };
+    match effort.as_str() {
+        "none" => Ok(Some(Effort::Off)),
+        "minimal" | "low" => Ok(Some(Effort::Low)),
+        "medium" => Ok(Some(Effort::Medium)),
+        "high" | "xhigh" => Ok(Some(Effort::High)),
+        other => {
+            let known = "none, minimal, low, medium, high or xhigh";
+            Err(params.refuse(name, format!("{:?} cannot be honoured here: {known}", cut(other))))
+        }
+    }
 }
 
 /// Alternatives of each token; `None` without `logprobs`.

@@ -1,4 +1,4 @@
-//! OpenAI's API: models, chat completions, completions, embeddings.
+//! OpenAI's API: models, chat completions, completions, responses, embeddings.
 
 mod chat;
 mod chunks;
@@ -6,11 +6,13 @@ mod completions;
 mod embeddings;
 mod logprobs;
 mod models;
+mod responses;
 
 pub use chat::chat_completions;
 pub use completions::completions;
 pub use embeddings::embeddings;
 pub use models::{model, models};
+pub use responses::{forget, respond, response};
 
 use rocmforge_client::wire::{SamplingOptions, StopReason};
 use serde_json::{Value, json};
@@ -97,10 +99,11 @@ fn finish_reason(reason: StopReason) -> &'static str {
 
 /// The usage of a request: its prompt counts once, and the tokens of all its answers.
 fn usage<'a>(answers: impl IntoIterator<Item = &'a Ended>) -> Value {
-    let (mut prompt, mut completion, mut reused) = (0, 0, None);
+    let (mut prompt, mut completion, mut reasoning, mut reused) = (0, 0, 0, None);
     for ended in answers {
         prompt = ended.usage.prompt_tokens;
         completion += u64::from(ended.usage.generated_tokens);
+        reasoning += ended.reasoning_tokens;
         // The answers take each other's pages too, but only what was there before the request saved work of it.
         reused = Some(reused.map_or(ended.reused_tokens, |least: u64| least.min(ended.reused_tokens)));
     }
@@ -109,6 +112,7 @@ fn usage<'a>(answers: impl IntoIterator<Item = &'a Ended>) -> Value {
         "completion_tokens": completion,
         "total_tokens": u64::from(prompt) + completion,
         "prompt_tokens_details": {"cached_tokens": reused.unwrap_or(0)},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     })
 }
 

@@ -14,6 +14,10 @@ pub const EXT_ITEM_REASONING: u16 = 1;
 
 /// Key of [`ShowReply`]'s `ext`: the form in which the model writes tool calls, as text.
 pub const EXT_SHOW_CALLS: u16 = 4;
+/// Key of [`ShowReply`]'s `ext`: name of the template's variable that turns reasoning on and off.
+pub const EXT_SHOW_THINKING: u16 = 5;
+/// Names of that variable. The first two are true or false, the last is `low`, `medium` or `high`.
+pub const THINKING_VARIABLES: [&str; 3] = ["enable_thinking", "thinking", "reasoning_effort"];
 
 /// Bytes that are no chat's tools, fields and variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +69,12 @@ impl ShowReply {
     /// Name of the form in which the model writes tool calls; `None` if the daemon does not say.
     pub fn calls(&self) -> Option<&str> {
         let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_SHOW_CALLS)?;
+        std::str::from_utf8(bytes).ok()
+    }
+
+    /// Name of the template's variable that turns reasoning on and off; `None` if the daemon knows of none.
+    pub fn thinking(&self) -> Option<&str> {
+        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_SHOW_THINKING)?;
         std::str::from_utf8(bytes).ok()
     }
 }

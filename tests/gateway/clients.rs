@@ -1,0 +1,128 @@
+//! Frameworks and further packages that people use: they know nothing of this project.
+//!
+//! `ROCMFORGE_LONG=1` installs and runs them, which takes minutes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rocmforge_client::wire::{ChatMessage, GenerateRequest, Prompt};
+
+use crate::common;
+use crate::door::{CHATTY, Door};
+use crate::rig::collect;
+
+/// True if the packages shall be installed; otherwise the test says that it does not run.
+fn is_long() -> bool {
+    let long = std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1");
+    if !long {
+        common::not_run("ROCMFORGE_LONG=1 installs the packages");
+    }
+    long
+}
+
+fn works(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// A directory of that name below the target directory in which `install` put these packages, once for each list of them. `None`
+/// after saying what is missing.
+fn installed(name: &str, packages: &[&str], needs: &str, install: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let holds = directory.join("holds.txt");
+    let want = packages.join("\n");
+    if std::fs::read_to_string(&holds).is_ok_and(|text| text == want) {
+        return Some(directory);
+    }
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    if !install(&directory) {
+        common::not_run(&format!("{} cannot be installed: {needs}", packages.join(", ")));
+        return None;
+    }
+    std::fs::write(&holds, want).unwrap();
+    Some(directory)
+}
+
+/// Python with the packages; `None` after reporting that they cannot be installed.
+pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    let needs = "they need python3 with venv, and a package registry";
+    let directory = installed(name, packages, needs, |directory| {
+        let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        works(Command::new("python3").args(["-m", "venv"]).arg(directory))
+            && works(Command::new(directory.join("bin/python")).args(install).args(packages))
+    });
+    Some(directory?.join("bin/python"))
+}
+
+/// Runs a script before a gateway: it gets the address, the model, and the text that the daemon answers. Returns name and version
+/// of each package that it used, joined as its installer wants them.
+#[track_caller]
+pub fn run(program: &Path, script: &Path, join: &str) -> Vec<String> {
+    let door = Door::open();
+    let messages = vec![ChatMessage { role: "user".into(), content: "ab".into() }];
+    let request = GenerateRequest { max_tokens: 8, ..GenerateRequest::new(CHATTY, Prompt::Chat(messages)) };
+    let text = collect(&mut door.rig.client().generate(&request).unwrap()).unwrap().text;
+    // The forged model's answer holds a NUL, which no argument may have.
+    let text = serde_json::to_string(&text).unwrap();
+    let base = format!("http://{}", door.address);
+    let output =
+        Command::new(program).arg(script).args([base.as_str(), CHATTY, text.as_str()]).output().unwrap();
+    let (told, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{complaint}");
+    door.rig.assert_idle();
+    told.lines().map(|line| line.replace(' ', join)).collect()
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/clients").join(name)
+}
+
+/// Runs the script of a Python package.
+#[track_caller]
+fn with_python(name: &str, packages: &[&str]) {
+    if !is_long() {
+        return;
+    }
+    let Some(python) = python(&format!("gateway-{name}"), packages) else { return };
+    let used = run(&python, &script(&format!("ask_{name}.py")), "==");
+    assert_eq!(used, packages);
+}
+
+#[test]
+fn langchain_chats_calls_tools_and_embeds() {
+    with_python("langchain", &["langchain-openai==1.7.4"]);
+}
+
+#[test]
+fn litellm_speaks_all_three_apis() {
+    with_python("litellm", &["litellm==1.110.2"]);
+}
+
+#[test]
+fn llama_index_chats_calls_tools_and_embeds() {
+    with_python(
+        "llama_index",
+        &["llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like==0.4.0"],
+    );
+}
+
+#[test]
+fn node_packages_get_the_daemons_answers_and_its_errors() {
+    const PACKAGES: [&str; 2] = ["openai@6.49.0", "@anthropic-ai/sdk@1.14.0"];
+    if !is_long() {
+        return;
+    }
+    let needs = "they need node 20 or later with npm, and a package registry";
+    let directory = installed("gateway-node", &PACKAGES, needs, |directory| {
+        let install = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"];
+        std::fs::write(directory.join("package.json"), "{\"private\": true}").is_ok()
+            && works(Command::new("npm").args(install).arg(directory).args(PACKAGES))
+    });
+    let Some(directory) = directory else { return };
+    // Node looks for packages beside the script.
+    let beside = directory.join("ask_node.mjs");
+    std::fs::copy(script("ask_node.mjs"), &beside).unwrap();
+    let used = run(Path::new("node"), &beside, "@");
+    assert_eq!(used, PACKAGES);
+}

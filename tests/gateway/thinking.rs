@@ -1,0 +1,130 @@
+//! Reasoning is turned on and off by the APIs' own fields, in templates that know it.
+
+use rocmforge_gateway::Settings;
+use serde_json::{Value, json};
+
+use crate::door::{CHATTY, Door};
+use crate::forge::{Value as Meta, tiny_llama};
+use crate::rig::Rig;
+
+const OPENAI: &str = "/v1/chat/completions";
+const ANTHROPIC: &str = "/v1/messages";
+const OLLAMA: &str = "/api/chat";
+
+/// A model whose template writes one more `b` with reasoning, and two more without.
+const THINKER: &str = "thinker";
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}\
+    {% if enable_thinking is defined %}{{ 'b' if enable_thinking else 'bb' }}{% endif %}";
+
+/// A model whose template knows degrees: as many further `b` as the degree has letters.
+const GRADED: &str = "graded";
+
+const GRADES: &str = "{{ messages[0].content }}{{ 'b' * (reasoning_effort|default('medium'))|length }}";
+
+/// It names a variable, and reads none.
+const SAYS_NOTHING: &str = "{# enable_thinking #}{{ messages[0].content }}";
+
+fn door() -> Door {
+    let mut rig = Rig::idle();
+    let templates = [(THINKER, TEMPLATE), (GRADED, GRADES), (CHATTY, SAYS_NOTHING)];
+    for (name, template) in templates {
+        let model = tiny_llama(3)
+            .set("llama.context_length", Meta::u32(4096))
+            .set("tokenizer.chat_template", Meta::string(template));
+        std::fs::write(rig.model(name), model.build().bytes).unwrap();
+    }
+    rig.configure("[device]\nbackend = 'cpu'\n");
+    rig.run();
+    Door::before(rig, "127.0.0.1:0", None, Settings::default())
+}
+
+/// Tokens of a prompt with that field.
+fn tokens(door: &Door, model: &str, path: &str, field: &str, value: Value) -> u64 {
+    let mut body = json!({"model": model, "messages": [{"role": "user", "content": "ab"}]});
+    match path {
+        OLLAMA => {
+            body["stream"] = json!(false);
+            body["options"] = json!({"num_predict": 1});
+        }
+        _ => body["max_tokens"] = json!(1),
+    }
+    body[field] = value;
+    let reply = door.post(path, &body).json();
+    let places = ["/usage/prompt_tokens", "/usage/input_tokens", "/prompt_eval_count"];
+    places.iter().find_map(|place| reply.pointer(place)?.as_u64()).unwrap_or_else(|| panic!("{reply}"))
+}
+
+#[test]
+fn each_apis_field_sets_the_templates_variable() {
+    let door = door();
+    let cases = [
+        (OPENAI, "reasoning_effort", json!("low"), json!("none")),
+        (OLLAMA, "think", json!(true), json!(false)),
+        (
+            ANTHROPIC,
+            "thinking",
+            json!({"type": "enabled", "budget_tokens": 1024}),
+            json!({"type": "disabled"}),
+        ),
+    ];
+    for (path, field, on, off) in cases {
+        let of = |value| tokens(&door, THINKER, path, field, value);
+        let (unset, on, off) = (of(Value::Null), of(on), of(off));
+        assert_eq!((on, off), (unset + 1, unset + 2), "{path}");
+    }
+    // Degrees, in a template that knows them: the default has 6 letters.
+    let of = |path, field, value| tokens(&door, GRADED, path, field, value);
+    for (path, field) in [(OPENAI, "reasoning_effort"), (OLLAMA, "think")] {
+        let unset = of(path, field, Value::Null);
+        for (degree, letters) in [("low", 3), ("medium", 6), ("high", 4)] {
+            assert_eq!(of(path, field, json!(degree)), unset - 6 + letters, "{path}: {degree}");
+        }
+    }
+    assert_eq!(of(OLLAMA, "think", json!(true)), of(OLLAMA, "think", Value::Null));
+}
+
+#[test]
+fn ollamas_list_of_abilities_has_it() {
+    let door = door();
+    for (model, thinks) in [(THINKER, true), (GRADED, true), (CHATTY, false)] {
+        let abilities = door.post("/api/show", &json!({"model": model})).json()["capabilities"].clone();
+        let expected =
+            if thinks { json!(["completion", "tools", "thinking"]) } else { json!(["completion", "tools"]) };
+        assert_eq!(abilities, expected, "{model}");
+    }
+}
+
+#[test]
+fn templates_without_it_and_wrong_values_are_refused_by_name() {
+    let door = door();
+    let enabled = |budget: u32| json!({"type": "enabled", "budget_tokens": budget});
+    let cases = [
+        (CHATTY, OPENAI, "reasoning_effort", json!("high"), "reasoning_effort"),
+        (GRADED, OPENAI, "reasoning_effort", json!("none"), "reasoning_effort"),
+        (THINKER, OPENAI, "reasoning_effort", json!("much"), "reasoning_effort"),
+        (CHATTY, OLLAMA, "think", json!(true), "think"),
+        (GRADED, OLLAMA, "think", json!(false), "think"),
+        (THINKER, OLLAMA, "think", json!("much"), "think"),
+        (CHATTY, ANTHROPIC, "thinking", enabled(1024), "thinking"),
+        (THINKER, ANTHROPIC, "thinking", enabled(1023), "thinking.budget_tokens"),
+        (THINKER, ANTHROPIC, "thinking", json!({"type": "enabled"}), "thinking.budget_tokens"),
+        (THINKER, ANTHROPIC, "thinking", json!({"type": "adaptive"}), "thinking.type"),
+    ];
+    for (model, path, field, value, place) in cases {
+        let mut body = json!({"model": model, "messages": [{"role": "user", "content": "ab"}]});
+        if path != OLLAMA {
+            body["max_tokens"] = json!(1);
+        }
+        body[field] = value;
+        let response = door.post(path, &body);
+        let error = response.json();
+        assert_eq!(response.status, 400, "{error}");
+        // Ollama's errors are texts alone.
+        let text = error["error"]["message"].as_str().or(error["error"].as_str()).unwrap();
+        assert!(text.starts_with(&format!("{place}: ")), "{error}");
+    }
+    let body = json!({"model": CHATTY, "max_tokens": 1, "messages": [{"role": "user", "content": "ab"}],
+        "reasoning_effort": "none"});
+    assert_eq!(door.post(OPENAI, &body).status, 200);
+}
