@@ -3,7 +3,9 @@
 //! reads its memory.
 //!
 //! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--users N] [--rows N] [--rounds N] [--device N]
-//! [--graphs off] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
+//! [--graphs off] [--resident] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
+//!
+//! With `--resident`, all weights are loaded after the first answers: else a model of experts loads those that no token chose yet.
 //!
 //! With `--json`, each value is also printed as a line `measured {...}` for programs.
 
@@ -35,6 +37,8 @@ struct Arguments {
     users: u32,
     rows: usize,
     rounds: u32,
+    /// Loads all weights before the rounds.
+    resident: bool,
     /// Bytes of device memory that are read to measure the rate.
     read_bytes: usize,
     json: bool,
@@ -108,6 +112,10 @@ fn main() -> Result<(), Failure> {
         "cold_s": first, "warm_s": warm.first.as_secs_f64(),
     }));
 
+    if arguments.resident {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(handle.preload_all(&model)?.wait())?;
+    }
     let weights = bytes_per_step(&model);
     for round in 0..arguments.rounds {
         let Arguments { prompt, tokens, sequences, users, .. } = arguments;
@@ -160,6 +168,7 @@ fn arguments() -> Result<Arguments, Failure> {
         users: 1,
         rows: 1024,
         rounds: 3,
+        resident: false,
         read_bytes: 1 << 30,
         json: false,
     };
@@ -170,6 +179,7 @@ fn arguments() -> Result<Arguments, Failure> {
             "--bench" => {}
             "--read-mib" => parsed.read_bytes = value()?.parse::<usize>()?.saturating_mul(1 << 20),
             "--json" => parsed.json = true,
+            "--resident" => parsed.resident = true,
             "--prompt" => parsed.prompt = value()?.parse()?,
             "--tokens" => parsed.tokens = value()?.parse()?,
             "--sequences" => parsed.sequences = value()?.parse()?,
