@@ -95,6 +95,11 @@ fn langchain_chats_calls_tools_and_embeds() {
 }
 
 #[test]
+fn agents_call_tools_and_keep_to_forms() {
+    with_python("agents", &["openai-agents==0.24.0", "pydantic-ai-slim[openai,anthropic]==2.68.0"]);
+}
+
+#[test]
 fn litellm_speaks_all_three_apis() {
     with_python("litellm", &["litellm==1.110.2"]);
 }
