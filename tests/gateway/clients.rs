@@ -90,6 +90,11 @@ fn with_python(name: &str, packages: &[&str]) {
 }
 
 #[test]
+fn aider_edits_a_file() {
+    with_python("aider", &["aider-chat==0.86.2"]);
+}
+
+#[test]
 fn langchain_chats_calls_tools_and_embeds() {
     with_python("langchain", &["langchain-openai==1.7.4"]);
 }
