@@ -84,6 +84,8 @@ fn each_apis_field_sets_the_templates_variable() {
         let (unset, on, off) = (of(Value::Null), of(on), of(off));
         assert_eq!((on, off), (unset + 1, unset + 2), "{path}");
     }
+    let of = |value| tokens(&door, THINKER, ANTHROPIC, "thinking", value);
+    assert_eq!(of(json!({"type": "adaptive"})), of(Value::Null), "the template decides");
     // Degrees, in a template that knows them: the default has 6 letters.
     let of = |path, field, value| tokens(&door, GRADED, path, field, value);
     for (path, field) in [(OPENAI, "reasoning_effort"), (OLLAMA, "think")] {
@@ -121,7 +123,14 @@ fn templates_without_it_and_wrong_values_are_refused_by_name() {
         (CHATTY, ANTHROPIC, "thinking", enabled(1024), "thinking"),
         (THINKER, ANTHROPIC, "thinking", enabled(1023), "thinking.budget_tokens"),
         (THINKER, ANTHROPIC, "thinking", json!({"type": "enabled"}), "thinking.budget_tokens"),
-        (THINKER, ANTHROPIC, "thinking", json!({"type": "adaptive"}), "thinking.type"),
+        (THINKER, ANTHROPIC, "thinking", json!({"type": "much"}), "thinking.type"),
+        (
+            THINKER,
+            ANTHROPIC,
+            "thinking",
+            json!({"type": "adaptive", "budget_tokens": 1024}),
+            "thinking.budget_tokens",
+        ),
     ];
     for (model, path, field, value, place) in cases {
         let mut body = asked(model, path);

@@ -126,8 +126,13 @@ fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
             budget.ok_or_else(|| wanted.refuse("budget_tokens", "it is required"))?;
             Effort::On
         }
+        // The model decides, as its template has it without the variable.
+        "adaptive" => {
+            wanted.finish()?;
+            return Ok(None);
+        }
         other => {
-            let reason = format!("{:?} cannot be honoured here: enabled or disabled", cut(other));
+            let reason = format!("{:?} cannot be honoured here: enabled, adaptive or disabled", cut(other));
             return Err(wanted.refuse("type", reason));
         }
     };

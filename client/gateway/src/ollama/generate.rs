@@ -98,7 +98,8 @@ pub async fn generate(
         let (request, reader) = chat.request(gateway, &common.model).await?;
         return common.answer(gateway, request, Some(reader), Kind::Generate, since).await;
     }
-    let message = |Message { role, content, .. }: Message| ChatMessage { role, content: content.unwrap_or_default() };
+    let message =
+        |Message { role, content, .. }: Message| ChatMessage { role, content: content.unwrap_or_default() };
     let prompt = Prompt::Chat(messages.into_iter().map(message).collect());
     let request = GenerateRequest::new(&common.model, prompt);
     common.answer(gateway, request, None, Kind::Generate, since).await
