@@ -97,6 +97,9 @@ fn refusals_have_the_apis_form() {
         ("tools[0].type", json!([{"type": "bash_20250124", "name": "bash"}])),
         ("tool_choice", json!({"type": "any"})),
         ("thinking", json!({"type": "enabled", "budget_tokens": 1024})),
+        ("output_config.effort", json!({"effort": "low"})),
+        ("output_config.format.type", json!({"format": {"type": "text", "schema": {}}})),
+        ("output_config.format.schema", json!({"format": {"type": "json_schema"}})),
         ("temperature", json!(1.5)),
         ("messages", json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])),
         ("messages[0].role", json!([{"role": "system", "content": "a"}])),
@@ -104,7 +107,7 @@ fn refusals_have_the_apis_form() {
         ("invented", json!(1)),
     ] {
         let mut body = good.clone();
-        body[name.split('[').next().unwrap()] = value;
+        body[name.split(['[', '.']).next().unwrap()] = value;
         let response = door.post("/v1/messages", &body);
         let error = response.json();
         assert_eq!((response.status, &error["type"]), (400, &json!("error")), "{name}");

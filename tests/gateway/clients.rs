@@ -90,8 +90,18 @@ fn with_python(name: &str, packages: &[&str]) {
 }
 
 #[test]
+fn aider_edits_a_file() {
+    with_python("aider", &["aider-chat==0.86.2"]);
+}
+
+#[test]
 fn langchain_chats_calls_tools_and_embeds() {
     with_python("langchain", &["langchain-openai==1.7.4"]);
+}
+
+#[test]
+fn agents_call_tools_and_keep_to_forms() {
+    with_python("agents", &["openai-agents==0.24.0", "pydantic-ai-slim[openai,anthropic]==2.68.0"]);
 }
 
 #[test]

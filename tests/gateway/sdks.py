@@ -149,6 +149,9 @@ def with_anthropic(base, model, text):
     asked += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
     again = client.messages.create(**demand, messages=asked, extra_body={"top_k": 1})
     assert again.usage.input_tokens > called.usage.input_tokens, again
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    pet = client.messages.create(**{**ask, "max_tokens": 500}, output_config=form)
+    assert json.loads(pet.content[0].text)["kind"] in ("cat", "dog") and pet.stop_reason == "end_turn", pet
     try:
         client.messages.create(**{**ask, "model": "none"})
         raise AssertionError("an unknown model was answered")

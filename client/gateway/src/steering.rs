@@ -195,6 +195,23 @@ pub fn text_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     Ok(form)
 }
 
+/// Takes Anthropic's `output_config`, whose format is a schema.
+pub fn output_config(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
+    const NAME: &str = "output_config";
+    let Some(value) = params.take(NAME) else { return Ok(None) };
+    let mut config = Params::inside(NAME, value)?;
+    // The degree of requests without one.
+    config.only("effort", |effort| effort == "high")?;
+    let (place, format) = (config.full("format"), config.take("format"));
+    config.finish()?;
+    let Some(format) = format else { return Ok(None) };
+    let mut format = Params::inside(&place, format)?;
+    format.only("type", |kind| kind == "json_schema")?;
+    let form = stated_schema(&mut format)?;
+    format.finish()?;
+    Ok(Some(form))
+}
+
 /// The form that a stated schema asks for. It is kept to in any case, so `strict` says nothing.
 fn stated_schema(stated: &mut Params) -> Result<AnswerForm, Failure> {
     let schema = stated.take("schema").ok_or_else(|| stated.refuse("schema", "it is required"))?;

@@ -169,7 +169,7 @@ const STAGES: [Stage; 20] = [
     Stage::only_long(
         "clients",
         |_| tests::clients(),
-        "LangChain, LiteLLM, LlamaIndex and Node packages, installed, before the gateway",
+        "LangChain, LiteLLM, LlamaIndex, aider, agents and Node packages before the gateway",
     ),
     Stage::new("soak", |form| stage("soak", form), "ten seconds of many clients: cargo xtask soak"),
     Stage::new(

@@ -1,7 +1,7 @@
 //! Requests for messages.
 
 use rocmforge_client::calls::{Call, Message, Tool};
-use rocmforge_client::wire::SamplingOptions;
+use rocmforge_client::wire::{AnswerForm, SamplingOptions};
 use serde_json::{Map, Value};
 
 use crate::Gateway;
@@ -9,6 +9,7 @@ use crate::chat::{Chat, Choice, cut, message, text_of, text_part, tool, tools};
 use crate::failure::Failure;
 use crate::generation::Wanted;
 use crate::params::{Params, is_empty, refused};
+use crate::steering::{Steering, output_config};
 use crate::thinking::{Effort, Thinking};
 
 /// Temperature of a request without one, as the API has it.
@@ -24,6 +25,7 @@ pub struct Asked {
     sampling: SamplingOptions,
     stop: Vec<String>,
     stop_text: bool,
+    form: Option<AnswerForm>,
 }
 
 impl Asked {
@@ -46,9 +48,10 @@ impl Asked {
         params.only("service_tier", |tier| tier == "auto" || tier == "standard_only")?;
         params.drop_harmless(&["metadata", "inference_geo"]);
         params.only("diagnostics", is_empty)?;
+        let form = form(&mut params, &chat)?;
         refuse_others(&mut params)?;
         params.finish()?;
-        Ok(Self { model, stream, chat, max_tokens, sampling, stop, stop_text: true })
+        Ok(Self { model, stream, chat, max_tokens, sampling, stop, stop_text: true, form })
     }
 
     /// Reads a request for the number of tokens: the daemon tells it with an answer's first token.
@@ -57,10 +60,12 @@ impl Asked {
     /// As [`Asked::of_message`].
     pub fn of_count(mut params: Params) -> Result<Self, Failure> {
         let (model, chat) = conversation(&mut params)?;
+        // The prompt does not say it.
+        form(&mut params, &chat)?;
         refuse_others(&mut params)?;
         params.finish()?;
-        let sampling = SamplingOptions::default();
-        Ok(Self { model, stream: false, chat, max_tokens: 1, sampling, stop: Vec::new(), stop_text: false })
+        let (sampling, stop) = (SamplingOptions::default(), Vec::new());
+        Ok(Self { model, stream: false, chat, max_tokens: 1, sampling, stop, stop_text: false, form: None })
     }
 
     /// The daemon's request.
@@ -68,9 +73,10 @@ impl Asked {
     /// # Errors
     /// As [`Chat::request`].
     pub async fn wanted(self, gateway: &Gateway) -> Result<Wanted, Failure> {
-        let Self { model, chat, max_tokens, sampling, stop, stop_text, .. } = self;
+        let Self { model, chat, max_tokens, sampling, stop, stop_text, form, .. } = self;
         let (mut request, reader) = chat.request(gateway, &model).await?;
         (request.max_tokens, request.sampling, request.stop) = (max_tokens, sampling, stop);
+        let request = Steering { form, ..Steering::default() }.fill(request);
         Ok(Wanted { request, tokens: false, stop_text, reader: Some(reader), echo: None })
     }
 }
@@ -112,6 +118,16 @@ fn conversation(params: &mut Params) -> Result<(String, Chat), Failure> {
     Ok((model, chat))
 }
 
+/// The form of the answer.
+fn form(params: &mut Params, chat: &Chat) -> Result<Option<AnswerForm>, Failure> {
+    let form = output_config(params)?;
+    if form.is_some() && !chat.tools.is_empty() {
+        let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
+        return Err(params.refuse("output_config.format", reason));
+    }
+    Ok(form)
+}
+
 /// Whether the model shall reason. The budget is a target of the API, and `max_tokens` bounds reasoning and answer together.
 fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
     const FIELD: &str = "thinking";
@@ -126,8 +142,13 @@ fn thinking(params: &mut Params) -> Result<Option<Thinking>, Failure> {
             budget.ok_or_else(|| wanted.refuse("budget_tokens", "it is required"))?;
             Effort::On
         }
+        // The model decides, as its template has it without the variable.
+        "adaptive" => {
+            wanted.finish()?;
+            return Ok(None);
+        }
         other => {
-            let reason = format!("{:?} cannot be honoured here: enabled or disabled", cut(other));
+            let reason = format!("{:?} cannot be honoured here: enabled, adaptive or disabled", cut(other));
             return Err(wanted.refuse("type", reason));
         }
     };
@@ -153,7 +174,7 @@ fn one_tool(mut params: Params) -> Result<Tool, Failure> {
 /// Fields that ask for abilities which neither gateway nor daemon has.
 fn refuse_others(params: &mut Params) -> Result<(), Failure> {
     params.only("speed", |speed| speed == "standard")?;
-    for name in ["mcp_servers", "container", "context_management", "output_config"] {
+    for name in ["mcp_servers", "container", "context_management"] {
         params.only(name, is_empty)?;
     }
     // Where the service keeps a prompt for later, which the daemon does anyway, and whose books the request is in.

@@ -69,7 +69,8 @@ pub async fn generate(
     let text = params.text("prompt")?.unwrap_or_default();
     let system = params.text("system")?.filter(|system| !system.is_empty());
     let raw = params.flag("raw")?.unwrap_or(false);
-    for name in ["suffix", "template", "context", "images", "think"] {
+    let thinking = think(&mut params)?;
+    for name in ["suffix", "template", "context", "images"] {
         params.only(name, is_empty)?;
     }
     if raw && system.is_some() {
@@ -80,16 +81,26 @@ pub async fn generate(
         return load(gateway, &common, Kind::Generate).await;
     }
     // Without a template of its own, a model gets the bare prompt, as Ollama's default template gives it.
-    let prompt = if raw || !shown(gateway, &common.model).await?.chat_template {
+    if raw || !shown(gateway, &common.model).await?.chat_template {
         if system.is_some() {
             return Err(Failure::invalid("system: the model has no chat template").about("system"));
         }
-        Prompt::Text(text)
-    } else {
-        let message = |role: &str, content: String| ChatMessage { role: role.to_owned(), content };
-        let system = system.map(|system| message("system", system));
-        Prompt::Chat(system.into_iter().chain([message("user", text)]).collect())
-    };
+        if thinking.is_some_and(|thinking| thinking.effort != Effort::Off) {
+            return Err(Failure::invalid("think: it needs the model's chat template").about("think"));
+        }
+        let request = GenerateRequest::new(&common.model, Prompt::Text(text));
+        return common.answer(gateway, request, None, Kind::Generate, since).await;
+    }
+    let system = system.map(|system| message("system", system));
+    let messages: Vec<Message> = system.into_iter().chain([message("user", text)]).collect();
+    if thinking.is_some() {
+        let chat = Chat { messages, thinking, ..Chat::default() };
+        let (request, reader) = chat.request(gateway, &common.model).await?;
+        return common.answer(gateway, request, Some(reader), Kind::Generate, since).await;
+    }
+    let message =
+        |Message { role, content, .. }: Message| ChatMessage { role, content: content.unwrap_or_default() };
+    let prompt = Prompt::Chat(messages.into_iter().map(message).collect());
     let request = GenerateRequest::new(&common.model, prompt);
     common.answer(gateway, request, None, Kind::Generate, since).await
 }
@@ -249,7 +260,15 @@ impl Lines {
         let mut line = json!({"model": self.model, "created_at": rfc3339(), "done": done});
         match self.kind {
             Kind::Chat => line["message"] = said(piece),
-            Kind::Generate => line["response"] = json!(piece.text),
+            Kind::Generate if piece.parts.is_empty() => line["response"] = json!(piece.text),
+            // Reasoning was asked for or turned off, so a reader cut the text.
+            Kind::Generate => {
+                let (text, reasoning) = piece.texts();
+                line["response"] = json!(text);
+                if !reasoning.is_empty() {
+                    line["thinking"] = json!(reasoning);
+                }
+            }
         }
         line
     }
