@@ -42,6 +42,7 @@ impl Lower<'_> {
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
+            Op::Attend { cap: Some(_), .. } => Err(limits::operation("attention with capped scores")),
             Op::Attend { .. } => self.attend(number, op),
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),

@@ -108,7 +108,15 @@ impl Writer {
         let state = self.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim });
         self.builder.push(Op::Store { state, keys: k, values: v });
         let out = self.builder.value(HEADS * HEAD_DIM);
-        self.builder.push(Op::Attend { state, queries: q, scale: 0.125, window: None, sinks: None, out });
+        self.builder.push(Op::Attend {
+            state,
+            queries: q,
+            scale: 0.125,
+            window: None,
+            cap: None,
+            sinks: None,
+            out,
+        });
         out
     }
 
