@@ -5,6 +5,7 @@
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
 //            the window are not read, nor are page table entries of pages that hold only such tokens
 //            scale: log2(e) / sqrt(head_dim)
+//            sinks: f32[n_heads], or null: one more score of each head, whose value is 0; scale does not apply to it
 //            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y * each: scratch for splits
 //            counters: u32[R][grid x], 0 before the first launch, and 0 again after each
 //            Out, at the row's own number; each that is null is not written:
@@ -55,12 +56,15 @@ struct Task {
     i16* sums;
     f16* halves;
     f32* row_scales;
+    const f32* sinks;
     u64 layer_offset;
     f32 scale;
     u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each;
 
     // Splits that the scratch has room for.
     DEV u32 room() const { return grid_y() * each; }
+    // Weight of a head's sink beside a greatest score of `most`. A sink far above it is infinite, and the result is 0.
+    DEV f32 sink(u32 head, f32 most) const { return sinks ? exp2_f32(fma_f32(sinks[head], LOG2_E, -most)) : 0.0f; }
 };
 
 // A block's work: a row, some query heads of a KV head, splits `split` to `split_end` of the row's. Split 0 is the first that the
@@ -221,7 +225,7 @@ DEV void weigh(const Task& t, const Place& at, const Shared& lds) {
         most[i] = exp2_f32(most[i] - top);
         sum = fma_f32(sums[i], most[i], sum);
     }
-    sum = team_sum(sum);
+    sum = team_sum(sum) + t.sink(at.first_head + g, top);
     if (team_id() >= at.heads) return;
     UNROLL for (u32 i = 0; i < EACH; i++) {
         const u32 s = i * TEAM + team_lane();
@@ -379,7 +383,10 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
         at.next();
     }
     if (at.splits == 1) {
-        for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) result[i] /= sums[i / t.head_dim];
+        for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) {
+            const u32 g = i / t.head_dim;
+            result[i] /= sums[g] + t.sink(at.first_head + g, most[g]);
+        }
         barrier_lds();
     } else {
         if (!last_block(t.counters + at.slot * grid_x() + block_x(), ceil_div(at.splits, t.each))) return;
@@ -393,11 +400,12 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
 #define ATTN_DECODE(NAME, T, LANES, G, EXACT)                                                                                  \
     KERNEL_TWICE(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
            const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,           \
-           i16* sums, f16* halves, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim,    \
-           u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each) {                                                    \
+           i16* sums, f16* halves, f32* row_scales, const f32* sinks, u64 layer_offset, f32 scale, u32 n_heads,                \
+           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each) {                      \
         attn_decode::run<T, LANES, G, EXACT>({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats,    \
-                                              counters, out, codes, scales, sums, halves, row_scales, layer_offset, scale,     \
-                                              n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each});      \
+                                              counters, out, codes, scales, sums, halves, row_scales, sinks, layer_offset,     \
+                                              scale, n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled,       \
+                                              each});                                                                          \
     }
 
 ATTN_DECODE(attn_decode_f16_64_1, f16, 8, 1, true)

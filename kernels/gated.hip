@@ -1,7 +1,10 @@
 // gated: y[m][n] = act(gate[m][n]) * up[m][n], or act(gate[m][n]) where `up` is null
 //
 // Shapes     gate, up: f32, row m at m * stride; both may lie in one buffer of [gate | up] rows
-//            activation: 0 is SiLU, x / (1 + e^-x); 1 is GELU by tanh (`activated` in prelude/numbers.h)
+//            activation: 0 is SiLU, x / (1 + e^-x); 1 is GELU by tanh (`activated` in prelude/numbers.h); 2 is clamped, for
+//            rows with an up: g / (1 + e^-1.702g) * (1 + u), where g is at most 7 and u from -7 to 7
+//            experts: u32[M], the expert of row m or NO_EXPERT (common/experts.h), or null; gate_bias, up_bias: f32, row e
+//            at e * (cols rounded up to 4), added to gates and ups of expert e. Not read without experts
 // Variants   gated_a8: A8 rows of `padded` values (a multiple of 32, >= cols); gated_f32: f32[M][cols];
 //            gated_x16: f16 values, in tiles where `tiled` is 1, and f32 row_scales[M]. common/activation.h defines A8
 //            and X16
@@ -18,26 +21,58 @@
 //            16 * block on again, from a cache
 #include "prelude/prelude.h"
 #include "common/activation.h"
+#include "common/experts.h"
 #include "common/reduce.h"
 
 namespace gated {
 
+constexpr u32 CLAMPED = 2;
+constexpr f32 LIMIT = 7.0f;
+
+// A gate and its up, each clamped. Comparisons keep a NaN.
+DEV f32 clamped(f32 gate, f32 up) {
+    const f32 g = gate > LIMIT ? LIMIT : gate, u = up > LIMIT ? LIMIT : up < -LIMIT ? -LIMIT : up;
+    return g / (1.0f + exp_f32(-1.702f * g)) * (1.0f + u);
+}
+
+// Biases of all experts' gates and ups, and the expert of each row.
+struct Biases {
+    const u32* experts;
+    const f32* gate;
+    const f32* up;
+};
+
 struct Row {
     const f32* gate;
     const f32* up;
+    const f32* gate_bias;
+    const f32* up_bias;
     u32 cols, activation;
     bool wide;
 
-    DEV Row(const f32* gates, const f32* ups, u32 row, u32 stride, u32 width, u32 act)
-        : gate(gates + (u64)row * stride), up(ups ? ups + (u64)row * stride : nullptr), cols(width), activation(act),
-          wide(rows_are_wide(gates, stride) && rows_are_wide(ups, width)) {
+    DEV Row(const f32* gates, const f32* ups, const Biases& biases, u32 row, u32 stride, u32 width, u32 act)
+        : gate(gates + (u64)row * stride), up(ups ? ups + (u64)row * stride : nullptr), gate_bias(nullptr), up_bias(nullptr),
+          cols(width), activation(act), wide(rows_are_wide(gates, stride) && rows_are_wide(ups, width)) {
         wait_for_predecessor();
+        const u32 expert = biases.experts ? biases.experts[row] : NO_EXPERT;
+        if (expert == NO_EXPERT) return;
+        const u64 at = (u64)expert * (ceil_div(cols, 4) * 4);
+        gate_bias = biases.gate + at;
+        up_bias = biases.up + at;
     }
 
     DEV Four at(u32 k) const {
         Four y = load_four(gate, k, cols, wide), u = {{1.0f, 1.0f, 1.0f, 1.0f}};
         // Past the row's end gates are 0, so the results are 0 too.
         if (up) u = load_four(up, k, cols, wide);
+        if (gate_bias) {
+            const Four more = load_four(gate_bias, k, cols, wide), more_up = load_four(up_bias, k, cols, wide);
+            UNROLL for (u32 i = 0; i < 4; i++) y.v[i] += more.v[i], u.v[i] += more_up.v[i];
+        }
+        if (activation == CLAMPED) {
+            UNROLL for (u32 i = 0; i < 4; i++) y.v[i] = clamped(y.v[i], u.v[i]);
+            return y;
+        }
         UNROLL for (u32 i = 0; i < 4; i++) y.v[i] = u.v[i] * activated(y.v[i], activation);
         return y;
     }
@@ -45,26 +80,27 @@ struct Row {
 
 } // namespace gated
 
-KERNEL(256, gated_a8, const f32* gate, const f32* up, i8* codes, f32* scales, i16* sums, u32 stride, u32 cols, u32 padded,
-       u32 activation) {
-    gated::Row row(gate, up, block_y(), stride, cols, activation);
+KERNEL(256, gated_a8, const f32* gate, const f32* up, const u32* experts, const f32* gate_bias, const f32* up_bias, i8* codes,
+       f32* scales, i16* sums, u32 stride, u32 cols, u32 padded, u32 activation) {
+    gated::Row row(gate, up, {experts, gate_bias, up_bias}, block_y(), stride, cols, activation);
     u32 k = (block_x() * block_threads() + thread_id()) * 4;
     store_a8(a8_row(codes, scales, sums, block_y(), padded), k, padded, row.at(k));
 }
 
-KERNEL(256, gated_f32, const f32* gate, const f32* up, f32* out, u32 stride, u32 cols, u32 activation) {
-    gated::Row row(gate, up, block_y(), stride, cols, activation);
+KERNEL(256, gated_f32, const f32* gate, const f32* up, const u32* experts, const f32* gate_bias, const f32* up_bias, f32* out,
+       u32 stride, u32 cols, u32 activation) {
+    gated::Row row(gate, up, {experts, gate_bias, up_bias}, block_y(), stride, cols, activation);
     u32 k = (block_x() * block_threads() + thread_id()) * 4;
     store_four(out + (u64)block_y() * cols, k, cols, rows_are_wide(out, cols), row.at(k));
 }
 
-KERNEL(1024, gated_x16, const f32* gate, const f32* up, f16* out, f32* row_scales, u32 stride, u32 cols, u32 activation,
-       u32 tiled) {
+KERNEL(1024, gated_x16, const f32* gate, const f32* up, const u32* experts, const f32* gate_bias, const f32* up_bias, f16* out,
+       f32* row_scales, u32 stride, u32 cols, u32 activation, u32 tiled) {
     // A lane keeps as many fours of a row in registers; values past them are computed again. All of their loads are in flight
     // together, which is most of the time: a row has one block.
     constexpr u32 KEPT = 4;
     LDS(room, u32[TEAMS_MAX]);
-    gated::Row row(gate, up, block_x(), stride, cols, activation);
+    gated::Row row(gate, up, {experts, gate_bias, up_bias}, block_x(), stride, cols, activation);
     const u32 step = block_threads() * 4, first = thread_id() * 4;
     Four kept[KEPT];
     u32 amax = 0;

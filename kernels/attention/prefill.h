@@ -30,6 +30,7 @@ struct Task {
     f32* part_values;
     f32* part_stats;
     u32* counters;
+    const f32* sinks;
     u64 layer_offset;
     f32 scale;
     u32 n_heads, n_kv_heads, head_dim, table_stride, window;
@@ -58,6 +59,11 @@ struct Tile {
     // Where query i and its result begin, in values.
     DEV u64 at(u32 i) const {
         return ((u64)(first_row + i / group) * task.n_heads + kv_head * group + i % group) * task.head_dim;
+    }
+
+    // Weight of query i's sink beside a greatest score of `most`. A sink far above it is infinite, and the result is 0.
+    DEV f32 sink(u32 i, f32 most) const {
+        return task.sinks ? exp2_f32(fma_f32(task.sinks[kv_head * group + i % group], LOG2_E, -most)) : 0.0f;
     }
 
     template <class T> DEV HeadPages<T> pages() const {
@@ -102,6 +108,7 @@ struct Tile {
                 mine[s] = exp2_f32(stats(s, i)[0] - top);
                 sum = fma_f32(stats(s, i)[1], mine[s], sum);
             }
+            sum += sink(i, top);
             for (u32 s = 0; s < shares; s++) mine[s] /= sum;
         }
         barrier_lds();

@@ -169,7 +169,7 @@ template <u32 HEAD> struct MatrixState {
     }
 
     DEV void store(const Tile& tile) const {
-        f32 inverse = 1.0f / sum;
+        f32 inverse = 1.0f / (sum + tile.sink(wave() * SIDE + row(), most));
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             u32 query = wave() * SIDE + Frag::C::row(l);
             f32 of_row = shfl(inverse, Frag::C::row(l) * ROW_LANES);

@@ -92,9 +92,10 @@ struct PlainState {
 
     DEV void store(const Tile& tile, u32 first) const {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+            const f32 all = sum[i] + tile.sink(first + i, most[i]);
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
                 u32 d = team_lane() + j * TEAM;
-                if (is_there(i) && d < tile.task.head_dim) tile.store(first + i, d, values[i][j] / sum[i]);
+                if (is_there(i) && d < tile.task.head_dim) tile.store(first + i, d, values[i][j] / all);
             }
         }
     }

@@ -34,6 +34,10 @@ fn demand(holds: bool, why: impl FnOnce() -> String) -> Found {
     if holds { Ok(()) } else { Err(why()) }
 }
 
+fn finite_cap(cap: f32) -> Found {
+    demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
+}
+
 impl Program {
     /// Fails at the first inconsistency.
     pub(super) fn check(&self) -> Result<(), ProgramError> {
@@ -140,7 +144,7 @@ impl Checker<'_> {
                     "keys must be as wide as their state".into()
                 })
             }
-            Op::Attend { state, queries, window, sinks, out, scale } => {
+            Op::Attend { state, queries, window, cap, sinks, out, scale } => {
                 let (heads, head_dim) = self.kv(state)?;
                 let whole = heads
                     .checked_mul(head_dim)
@@ -149,6 +153,7 @@ impl Checker<'_> {
                 demand(window != Some(0) && scale.is_finite(), || {
                     "the window must include the row, and the scale must be finite".into()
                 })?;
+                cap.map_or(Ok(()), finite_cap)?;
                 let query_heads = self.width(queries)? / head_dim;
                 sinks.map_or(Ok(()), |sinks| self.vector(sinks, query_heads))?;
                 self.same_width(&[queries, out])
@@ -178,9 +183,7 @@ impl Checker<'_> {
                 let mut each = biases.into_iter().flatten().zip(widths);
                 each.try_for_each(|(bias, width)| self.numbers(bias, experts.count, width))
             }
-            Op::Cap { cap, .. } => {
-                demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
-            }
+            Op::Cap { cap, .. } => finite_cap(cap),
             Op::Open { gate, value } => {
                 demand(gate != value, || "a value must not be its own gate".into())?;
                 demand(self.width(gate)? == 1, || "the gate of a row must be one number".into())

@@ -84,6 +84,8 @@ pub enum Op {
         scale: f32,
         /// A row at position p sees positions above `p - window`, up to its own; without a window, all up to its own.
         window: Option<u32>,
+        /// Scores x become `cap * tanh(x / cap)`; above 0.
+        cap: Option<f32>,
         /// `[query heads]` f32. The softmax of a head counts its sink as one more score, whose value is 0.
         sinks: Option<TensorId>,
         /// Written; as wide as the queries.

@@ -79,7 +79,15 @@ fn a_sound_program_has_its_parts_and_sizes() {
             let state = rig.builder.state(State::Kv { heads: 2, head_dim: 2 });
             rig.builder.push(Op::Store { state, keys: k, values: v });
             let out = rig.builder.value(8);
-            rig.builder.push(Op::Attend { state, queries: q, scale: 1.0, window: Some(1), sinks: None, out });
+            rig.builder.push(Op::Attend {
+                state,
+                queries: q,
+                scale: 1.0,
+                window: Some(1),
+                cap: None,
+                sinks: None,
+                out,
+            });
         }),
         None
     );
@@ -184,14 +192,30 @@ fn heads_are_whole_and_a_row_sees_itself() {
     let attend = |heads, head_dim, window| {
         move |rig: &mut Rig| {
             let (state, out) = (rig.builder.state(State::Kv { heads, head_dim }), rig.builder.value(WIDTH));
-            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window, sinks: None, out });
+            rig.builder.push(Op::Attend {
+                state,
+                queries: rig.x,
+                scale: 1.0,
+                window,
+                cap: None,
+                sinks: None,
+                out,
+            });
         }
     };
     let with_sinks = |count| {
         move |rig: &mut Rig| {
             let state = rig.builder.state(State::Kv { heads: 1, head_dim: 2 });
             let (sinks, out) = (Some(rig.vector(count)), rig.builder.value(WIDTH));
-            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window: None, sinks, out });
+            rig.builder.push(Op::Attend {
+                state,
+                queries: rig.x,
+                scale: 1.0,
+                window: None,
+                cap: None,
+                sinks,
+                out,
+            });
         }
     };
     assert_eq!(fault(with_sinks(2)), None);
@@ -201,6 +225,12 @@ fn heads_are_whole_and_a_row_sees_itself() {
     refused("window must include the row", attend(2, 2, Some(0)));
     for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         refused("must be finite and above 0", move |rig| rig.builder.push(Op::Cap { cap, value: rig.x }));
+        refused("must be finite and above 0", move |rig| {
+            let state = rig.builder.state(State::Kv { heads: 1, head_dim: 4 });
+            let (queries, out) = (rig.x, rig.builder.value(WIDTH));
+            let (scale, window, cap, sinks) = (1.0, None, Some(cap), None);
+            rig.builder.push(Op::Attend { state, queries, scale, window, cap, sinks, out });
+        });
     }
     let text = fault(|rig| {
         rig.builder.rope(spec(3), None);

@@ -5,8 +5,9 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
+use crate::attending::{Rows, Scores, scale, set_far};
 use crate::forms::{A8, X16};
-use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
+use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
@@ -19,113 +20,6 @@ const F16_BOUND: f64 = 4e-3;
 /// Added to either bound for scores of up to 256, in units of log2: sums of up to 128 products round by 2^-17 each
 /// time.
 const FAR_BOUND: f64 = 1e-3;
-/// Mean distance of scores from 0, in units of log2: their exponentials overflow or underflow f32.
-const FAR: f32 = 200.0;
-/// The key's factor of such a score.
-const FAR_KEY: f32 = 16.0;
-
-fn scale(heads: Heads) -> f32 {
-    std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
-}
-
-/// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
-fn split_tokens(len: usize) -> usize {
-    match len {
-        0..=1024 => 64,
-        1025..=4096 => 128,
-        _ => (len.div_ceil(128)).next_power_of_two().max(256),
-    }
-}
-
-/// Sets keys so that scores are all far from 0 in even sequences, and rise from one far side to the other in odd ones.
-fn set_far<E: Element>(cache: &mut Cache<E>, lengths: &[usize]) {
-    for (sequence, &length) in lengths.iter().enumerate() {
-        let rising = |position: usize| (2.0 * position as f32 / length as f32 - 1.0) * FAR_KEY;
-        cache.set_first(sequence, length, |p| if sequence % 2 == 0 { FAR_KEY } else { rising(p) });
-    }
-}
-
-/// Magnitude of the scores.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Scores {
-    Near,
-    Far,
-}
-
-/// Rows to attend, each a sequence and a position; the last rows of the step may be padding.
-struct Rows {
-    heads: Heads,
-    sequences: Vec<u32>,
-    positions: Vec<u32>,
-    q: Vec<f32>,
-    /// Maximum tokens that each row sees; 0: no limit.
-    window: usize,
-}
-
-impl Rows {
-    fn new(random: &mut Random, heads: Heads, at: &[(u32, u32)]) -> Self {
-        let q = random.normals(at.len() * heads.cols());
-        let (sequences, positions) = at.iter().copied().unzip();
-        Self { heads, sequences, positions, q, window: 0 }
-    }
-
-    fn len(&self) -> usize {
-        self.positions.len()
-    }
-
-    fn first_seen(&self, row: usize) -> usize {
-        first_seen(self.positions[row] as usize, self.window)
-    }
-
-    /// Number of splits that overlap a row's window.
-    fn splits(&self, row: usize) -> usize {
-        let length = self.positions[row] as usize + 1;
-        length.div_ceil(split_tokens(length)) - self.first_seen(row) / split_tokens(length)
-    }
-
-    /// Erases the tokens before those that a sequence's first row sees.
-    fn forget_unseen<E: Element>(&self, cache: &mut Cache<E>) {
-        for row in 0..self.len() {
-            let sequence = self.sequences[row];
-            if sequence != u32::MAX && self.sequences[..row].iter().all(|&before| before != sequence) {
-                cache.forget(sequence as usize, self.first_seen(row));
-            }
-        }
-    }
-
-    /// Alternates heads with scores at FAR and at -FAR for keys that begin with FAR_KEY.
-    fn spread(&mut self) {
-        let part = FAR / FAR_KEY / scale(self.heads);
-        for (head, q) in self.q.chunks_exact_mut(self.heads.dim).enumerate() {
-            q[0] = if head % 2 == 0 { part } else { -part };
-        }
-    }
-
-    fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
-        let q = &self.q[row * self.heads.cols()..][..self.heads.cols()];
-        attend(cache, self.sequences[row] as usize, (self.first_seen(row), self.positions[row] as usize), q)
-    }
-
-    fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {
-        for (row, got) in got.chunks_exact(self.heads.cols()).enumerate() {
-            if self.sequences[row] == u32::MAX {
-                assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding but not zero");
-                continue;
-            }
-            for (i, (&got, want)) in got.iter().zip(self.want(cache, row)).enumerate() {
-                assert!(
-                    (f64::from(got) - want.value).abs() <= want.size * bound,
-                    "{:?} row {row} at {}, window {}, value {i}: {got} instead of {}",
-                    self.heads,
-                    self.positions[row],
-                    self.window,
-                    want.value
-                );
-            }
-        }
-    }
-}
-
 /// One run of decode attention; returns f32 results by row of the step.
 struct Decode<'a> {
     kernel: Kernel<AttnDecode>,
@@ -155,6 +49,7 @@ impl Decode<'_> {
         let part_values = rig.output::<f32>(count * heads.q * splits * heads.dim);
         let part_stats = rig.output::<f32>(count * heads.q * splits * 2);
         let counters = rig.upload(&vec![0u32; count * blocks]);
+        let sinks = self.rows.upload_sinks(rig);
         let padded = heads.cols().next_multiple_of(256);
         let (out, a8) = (rig.output::<f32>(rows * heads.cols()), A8::new(rig, rows, padded));
         let writes_halves = size_of::<E>() == 2 && heads.dim.is_multiple_of(4);
@@ -175,6 +70,7 @@ impl Decode<'_> {
             sums: a8.sums.ptr(),
             halves: DevicePtr::NULL,
             row_scales: DevicePtr::NULL,
+            sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
             layer_offset,
             scale: scale(heads),
             n_heads: heads.q as u32,
@@ -249,6 +145,9 @@ fn check_decode<E: Element>(
         set_far(&mut cache, lengths);
         rows.spread();
         bound += FAR_BOUND;
+    }
+    if scores == Scores::Sinks {
+        rows.add_sinks(random);
     }
     rows.forget_unseen(&mut cache);
     let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
@@ -345,6 +244,7 @@ fn prefill<E: Element>(
     let parts = tiles.len() * heads.kv * shares as usize * 64;
     let (values, stats) = (rig.output::<f32>(parts * heads.dim), rig.output::<f32>(parts * 2));
     let counters = rig.upload(&vec![0u32; tiles.len() * heads.kv]);
+    let sinks = rows.upload_sinks(rig);
     let arguments = AttnPrefill {
         q: inputs.0.ptr(),
         tiles: inputs.3.ptr(),
@@ -358,6 +258,7 @@ fn prefill<E: Element>(
         part_values: values.ptr(),
         part_stats: stats.ptr(),
         counters: counters.ptr(),
+        sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
         layer_offset,
         scale: scale(heads),
         n_heads: heads.q as u32,
@@ -400,6 +301,9 @@ fn check_prefill<E: Element>(
         set_far(&mut cache, &lengths);
         rows.spread();
         bound += FAR_BOUND;
+    }
+    if scores == Scores::Sinks {
+        rows.add_sinks(random);
     }
     rows.forget_unseen(&mut cache);
     let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), 1, size_of::<E>() == 2);
@@ -478,6 +382,41 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
     ] {
         let heads = Heads { q: 2, kv: 1, dim };
         check_prefill::<f16>(random, rig, (kernel, bound), heads, &[(0, 40), (30, 41)], 0, Scores::Far);
+    }
+}
+
+/// A sink takes its share of a head's weights, once: whether the head's tokens are one split, many, or shared by workgroups.
+#[test]
+fn sinks_take_their_share_of_a_head() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (kernel, at_once, q, kv, dim) in [
+        (AttnDecode::attn_decode_f16_64_8, 8, 14, 2, 64),
+        (AttnDecode::attn_decode_f16_128_2, 2, 4, 2, 128),
+        (AttnDecode::attn_decode_f16_any_4, 4, 6, 2, 96),
+    ] {
+        for window in [0, 40] {
+            let heads = Heads { q, kv, dim };
+            check_decode::<f16>(random, rig, (kernel, at_once), heads, &[1, 64, 321], window, Scores::Sinks);
+        }
+    }
+    for (kernel, q, kv, dim, bound) in [
+        (AttnPrefill::attn_prefill_f16_64, 9, 3, 64, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_any, 4, 2, 20, F32_BOUND),
+    ] {
+        let heads = Heads { q, kv, dim };
+        for window in [0, 40] {
+            check_prefill::<f16>(
+                random,
+                rig,
+                (kernel, bound),
+                heads,
+                &[(0, 70), (90, 40)],
+                window,
+                Scores::Sinks,
+            );
+        }
     }
 }
 

@@ -108,12 +108,18 @@ fn experts_are_chosen_and_summed() {
         }
 
         let pairs = rows * used;
-        for cols in [70, 1028] {
+        for (cols, with_bias) in [(70, false), (70, true), (1028, true)] {
+            // Rows of biases begin at multiples of 4 values.
+            let bias_stride = usize::next_multiple_of(cols, 4);
+            let biases = random.normals(count * bias_stride);
+            let biases_in = rig.upload(&biases);
             let (results, residual) = (random.normals(pairs * cols), random.normals(rows * cols));
             let (results_in, residual_in) = (rig.upload(&results), rig.upload(&residual));
             let arguments = Combine {
                 results: results_in.ptr(),
                 weights: weights.ptr(),
+                experts: if with_bias { experts.ptr() } else { DevicePtr::NULL },
+                bias: if with_bias { biases_in.ptr() } else { DevicePtr::NULL },
                 residual: residual_in.ptr(),
                 used: used as u32,
                 cols: cols as u32,
@@ -125,9 +131,14 @@ fn experts_are_chosen_and_summed() {
                 let (row, k) = (i / cols, i % cols);
                 let (mut want, mut size) = (f64::from(before), f64::from(before.abs()));
                 for pair in row * used..(row + 1) * used {
-                    let part = f64::from(shares[pair]) * f64::from(results[pair * cols + k]);
-                    want += part;
-                    size += part.abs();
+                    let bias = match chosen[pair] {
+                        u32::MAX => 0.0,
+                        _ if !with_bias => 0.0,
+                        expert => biases[expert as usize * bias_stride + k],
+                    };
+                    let (result, share) = (f64::from(results[pair * cols + k]), f64::from(shares[pair]));
+                    want += share * (result + f64::from(bias));
+                    size += (share * result).abs() + (share * f64::from(bias)).abs();
                 }
                 if broken && row == rows - 1 && sequences[row] != u32::MAX {
                     assert!(got.is_nan());

@@ -1,13 +1,13 @@
 //! Gated activations, element by element, in every form.
 
-use rocmforge::backend::hip::kernels::ops::{GELU, GatedA8, GatedF32, GatedX16, SILU};
+use rocmforge::backend::hip::kernels::ops::{CLAMPED, GELU, GatedA8, GatedF32, GatedX16, SILU};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use crate::forms::{A8, X16, check_f32};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// All activations.
+/// All activations of a gate alone.
 pub const ACTIVATIONS: [u32; 2] = [SILU, GELU];
 
 /// Exponent of e in an activation.
@@ -24,6 +24,20 @@ pub fn activated(activation: u32, x: f64) -> f64 {
     x / (1.0 + exponent(activation, x).exp())
 }
 
+/// A clamped gate and its up.
+fn clamped(gate: f64, up: f64) -> f64 {
+    let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
+    gate / (1.0 + (-1.702 * gate).exp()) * (1.0 + up)
+}
+
+/// Biases of experts: rows begin at multiples of 4 values.
+struct Biases {
+    /// The expert of each row, or none: `u32::MAX`.
+    experts: Vec<u32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+}
+
 /// Gates and ups in one buffer, or gates alone.
 struct Gated {
     values: Vec<f32>,
@@ -33,16 +47,28 @@ struct Gated {
     padded: usize,
     has_up: bool,
     activation: u32,
+    biases: Option<Biases>,
 }
 
 impl Gated {
     fn want(&self) -> Vec<f64> {
-        let rows = self.values.chunks_exact(self.stride);
-        let up = |row: &[f32], k: usize| if self.has_up { f64::from(row[self.cols + k]) } else { 1.0 };
-        rows.flat_map(|row| {
-            (0..self.cols).map(move |k| activated(self.activation, row[k].into()) * up(row, k))
-        })
-        .collect()
+        let rows = self.values.chunks_exact(self.stride).enumerate();
+        rows.flat_map(|(number, row)| (0..self.cols).map(move |k| self.value(number, row, k))).collect()
+    }
+
+    /// Value k of a row. A bias is added in f32, as the kernel does: both sums are rounded once.
+    fn value(&self, number: usize, row: &[f32], k: usize) -> f64 {
+        let (mut gate, mut up) = (row[k], if self.has_up { row[self.cols + k] } else { 1.0 });
+        if let Some(biases) = &self.biases
+            && biases.experts[number] != u32::MAX
+        {
+            let at = biases.experts[number] as usize * self.cols.next_multiple_of(4) + k;
+            (gate, up) = (gate + biases.gate[at], up + biases.up[at]);
+        }
+        if self.activation == CLAMPED {
+            return clamped(gate.into(), up.into());
+        }
+        activated(self.activation, gate.into()) * f64::from(up)
     }
 
     fn check(&self, rig: &Rig) {
@@ -52,20 +78,46 @@ impl Gated {
         let gate = input.ptr();
         let up = if self.has_up { input.ptr_at(4 * cols).unwrap() } else { DevicePtr::NULL };
         let (stride, cols_arg) = (self.stride as u32, cols as u32);
+        let biases =
+            self.biases.as_ref().map(|b| (rig.upload(&b.experts), rig.upload(&b.gate), rig.upload(&b.up)));
+        let experts = biases.as_ref().map_or(DevicePtr::NULL, |(experts, _, _)| experts.ptr());
+        let gate_bias = biases.as_ref().map_or(DevicePtr::NULL, |(_, gate, _)| gate.ptr());
+        let up_bias = biases.as_ref().map_or(DevicePtr::NULL, |(_, _, up)| up.ptr());
 
         // e^-x for x down to -40 carries the rounding of 40 log2(e), a relative error of 40 * 2^-24: more than
         // F32_SHARE.
         let slack = want.iter().fold(0.0f64, |most, w| most.max(w.abs())) * 1e-6;
         let out = rig.output::<f32>(m * cols);
-        let arguments = GatedF32 { gate, up, out: out.ptr(), stride, cols: cols_arg, activation };
+        let arguments = GatedF32 {
+            gate,
+            up,
+            experts,
+            gate_bias,
+            up_bias,
+            out: out.ptr(),
+            stride,
+            cols: cols_arg,
+            activation,
+        };
         let grid = Grid::xy(cols.div_ceil(1024) as u32, m as u32);
         rig.device.launch(&rig.stream, GatedF32::gated_f32, grid, &arguments).unwrap();
         check_f32(&rig.download(&out), &want, slack);
 
         for (out, tiled) in X16::both(rig, m, cols) {
             let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-            let arguments =
-                GatedX16 { gate, up, out: out_ptr, row_scales, stride, cols: cols_arg, activation, tiled };
+            let arguments = GatedX16 {
+                gate,
+                up,
+                experts,
+                gate_bias,
+                up_bias,
+                out: out_ptr,
+                row_scales,
+                stride,
+                cols: cols_arg,
+                activation,
+                tiled,
+            };
             let grid = Grid::x(m as u32).threads([64, 256, 1024][m % 3]);
             rig.device.launch(&rig.stream, GatedX16::gated_x16, grid, &arguments).unwrap();
             out.check(rig, &want, cols);
@@ -74,8 +126,20 @@ impl Gated {
         let out = A8::new(rig, m, padded);
         let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
         let padded_arg = padded as u32;
-        let arguments =
-            GatedA8 { gate, up, codes, scales, sums, stride, cols: cols_arg, padded: padded_arg, activation };
+        let arguments = GatedA8 {
+            gate,
+            up,
+            experts,
+            gate_bias,
+            up_bias,
+            codes,
+            scales,
+            sums,
+            stride,
+            cols: cols_arg,
+            padded: padded_arg,
+            activation,
+        };
         let grid = Grid::xy(padded.div_ceil(1024) as u32, m as u32);
         rig.device.launch(&rig.stream, GatedA8::gated_a8, grid, &arguments).unwrap();
         out.check(rig, &want, cols);
@@ -87,7 +151,9 @@ fn gates_are_those_of_f64_in_every_form() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for (m, cols, padded) in [(3, 1536, 1536), (2, 33, 64), (1, 4128, 4352)] {
-        for (activation, has_up) in ACTIVATIONS.into_iter().flat_map(|a| [(a, true), (a, false)]) {
+        let plain = ACTIVATIONS.into_iter().flat_map(|a| [(a, true, false), (a, false, false)]);
+        let more = [(CLAMPED, true, false), (CLAMPED, true, true), (SILU, true, true)];
+        for (activation, has_up, biased) in plain.chain(more) {
             // Gates far from 0 on both sides.
             let stride = if has_up { 2 * cols } else { cols };
             let mut values: Vec<f32> = random.normals(m * stride).iter().map(|v| v * 8.0).collect();
@@ -95,13 +161,18 @@ fn gates_are_those_of_f64_in_every_form() {
             values.chunks_exact_mut(stride).for_each(|row| {
                 row[..cols].iter_mut().step_by(32).for_each(|gate| *gate = gate.abs());
             });
-            Gated { values, m, cols, stride, padded, has_up, activation }.check(rig);
+            let biases = biased.then(|| {
+                let mut of_experts = || random.normals(3 * usize::next_multiple_of(cols, 4));
+                Biases { experts: [2, u32::MAX, 0][..m].to_vec(), gate: of_experts(), up: of_experts() }
+            });
+            Gated { values, m, cols, stride, padded, has_up, activation, biases }.check(rig);
         }
     }
     // Rows of gates with other values between them.
     let (m, cols, stride) = (2, 70, 75);
     let values = random.normals(m * stride);
-    Gated { values, m, cols, stride, padded: 96, has_up: false, activation: GELU }.check(rig);
+    let (padded, has_up, activation, biases) = (96, false, GELU, None);
+    Gated { values, m, cols, stride, padded, has_up, activation, biases }.check(rig);
 }
 
 /// A large gate passes its input or closes, whatever the exponential overflows to; the result is never NaN.
@@ -115,7 +186,10 @@ fn large_gates_are_open_or_closed() {
         let out = rig.output::<f32>(gates.len());
         let cols = gates.len() as u32;
         let (gate, up, out_ptr) = (input.ptr(), DevicePtr::NULL, out.ptr());
-        let arguments = GatedF32 { gate, up, out: out_ptr, stride: cols, cols, activation };
+        let (experts, gate_bias, up_bias) = (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL);
+        let stride = cols;
+        let arguments =
+            GatedF32 { gate, up, experts, gate_bias, up_bias, out: out_ptr, stride, cols, activation };
         rig.device.launch(&rig.stream, GatedF32::gated_f32, Grid::xy(1, 1), &arguments).unwrap();
         for (&gate, got) in gates.iter().zip(rig.download::<f32>(&out)) {
             let want = activated(activation, gate.into());

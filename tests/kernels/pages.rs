@@ -189,12 +189,14 @@ pub fn first_seen(position: usize, window: usize) -> usize {
     if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
 }
 
-/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads in order.
+/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads in order. `sinks` is empty, or has one more
+/// score for each query head, whose value is 0.
 pub fn attend<E: Element>(
     cache: &Cache<E>,
     sequence: usize,
     (first, position): (usize, usize),
     q: &[f32],
+    sinks: &[f32],
 ) -> Vec<Attended> {
     let heads = cache.heads;
     let mut out = Vec::new();
@@ -205,9 +207,10 @@ pub fn attend<E: Element>(
             key.iter().zip(q).map(|(k, &q)| k.value() * f64::from(q)).sum::<f64>() / (heads.dim as f64).sqrt()
         };
         let scores: Vec<f64> = (first..=position).map(score).collect();
-        let most = scores.iter().fold(f64::NEG_INFINITY, |most, &s| most.max(s));
+        let sink = sinks.get(h).map_or(f64::NEG_INFINITY, |&sink| sink.into());
+        let most = scores.iter().fold(sink, |most, &s| most.max(s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total: f64 = weights.iter().sum::<f64>() + (sink - most).exp();
         let mut sums: Vec<Attended> = (0..heads.dim).map(|_| Attended { value: 0.0, size: 0.0 }).collect();
         for (t, weight) in (first..).zip(&weights) {
             for (sum, value) in sums.iter_mut().zip(cache.head(sequence, t, true, kv_head)) {

@@ -24,7 +24,7 @@ const LOGP_DIFF_MAX: f64 = 1e-4;
 const HALF_DIFF_MAX: f64 = 2.5e-2;
 
 /// Architectures with an operation that no kernel computes: a GPU refuses them by the operation's name.
-const CPU_ONLY: [&str; 1] = ["gpt-oss"];
+const CPU_ONLY: [&str; 1] = ["gemma2"];
 
 /// Decoders with their names.
 type Made = Vec<(&'static str, forge::Forge)>;

@@ -189,7 +189,7 @@ fn keys_with_values_that_change_nothing_are_let_through() {
         ] {
             let other_values: &[&str] = match name {
                 "logit_scale" => &["granite", "granitemoe", "command-r", "cohere2"],
-                "attention.sliding_window" => &["gemma3", "cohere2", "gpt-oss"],
+                "attention.sliding_window" => &["gemma2", "gemma3", "cohere2", "gpt-oss"],
                 "expert_gating_func" => &["glm4moe", "minimax-m2"],
                 _ => &[],
             };

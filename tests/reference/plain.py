@@ -81,9 +81,12 @@ class Decoder:
         k, v = (np.repeat(t, self.heads // self.kv_heads, 1) for t in (k, v))
         back = np.arange(n)[:, None] - np.arange(n)
         window = self.key("attention.sliding_window") if self.local(layer) else n
-        scores = np.einsum("phd,shd->hps", q, k) * self.attention_scale()
+        scores = self.scores(np.einsum("phd,shd->hps", q, k) * self.attention_scale())
         weights = self.weights(at, np.where((back >= 0) & (back < window), scores, -np.inf))
         return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
+
+    def scores(self, x):
+        return x
 
     def weights(self, at, scores):
         """Weights of positions from scores, [heads, queries, positions]."""
@@ -195,6 +198,24 @@ class Gemma3(Sandwich):
     def logits(self, x):
         cap = self.key("final_logit_softcapping")
         return cap * np.tanh(x / cap) if cap else x
+
+
+class Gemma2(Gemma3):
+    pattern = 2
+
+    def base(self, layer):
+        return self.key("rope.freq_base", 10000.0)
+
+    def scores(self, x):
+        cap = self.key("attn_logit_softcapping", 50.0)
+        return cap * np.tanh(x / cap)
+
+    def attention_scale(self):
+        return (self.width // self.heads if self.layers == 46 else self.head_dim) ** -0.5
+
+    def logits(self, x):
+        cap = self.key("final_logit_softcapping", 30.0)
+        return cap * np.tanh(x / cap)
 
 
 class Starcoder2(Decoder):
@@ -315,7 +336,7 @@ class Granite(Decoder):
         return x / self.key("logit_scale")
 
 
-KNOWN = {"gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
+KNOWN = {"gemma2": Gemma2, "gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
          "granite": Granite, "phi3": Phi3, "gpt-oss": GptOss}
 GELU = (Gemma3, Starcoder2)
 

@@ -432,7 +432,7 @@ impl Writer<'_> {
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(self.program.width(q));
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.program.push(Op::Attend { state, queries: q, scale, window: None, sinks: None, out });
+        self.program.push(Op::Attend { state, queries: q, scale, window: None, cap: None, sinks: None, out });
         self.push(&layer.attn_output, out, x, true);
     }
 

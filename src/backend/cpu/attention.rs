@@ -15,6 +15,7 @@ use half::f16;
 use super::compute::Worker;
 use super::grid::{Block, Grid};
 use super::kv::{KvElement, KvHead, KvLayout, KvPool};
+use super::norm;
 use super::pool::{Parts, Pool};
 use super::simd::{LANES, Level, Simd, vectorize};
 use super::slices::{Cuttable, Slices, Stretch};
@@ -54,6 +55,8 @@ pub struct Problem<'a> {
     pub scale: f32,
     /// Positions that a row sees, including its own: at least 1.
     pub window: usize,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
     /// A sink for each query head, or none. Its power is part of a head's sum.
     pub sinks: &'a [f32],
 }
@@ -335,7 +338,6 @@ fn split_state<E: KvElement, S: Simd>(
     tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
-    let layout = p.layout;
     let pages = p.step.pages(rows.start);
     let tokens_end = tokens.end;
     for start in tokens.step_by(KV_PAGE_TOKENS) {
@@ -360,7 +362,7 @@ fn split_state<E: KvElement, S: Simd>(
             let tokens = visible(first);
             if !tokens.is_empty() {
                 let queries = (first - rows.start) * p.group..(end - rows.start) * p.group;
-                page(s, &head, next, layout.head_dim, queries, tokens, scratch);
+                page(s, p, &head, next, queries, tokens, scratch);
             }
             first = end;
         }
@@ -375,14 +377,15 @@ fn split_state<E: KvElement, S: Simd>(
 #[inline(always)]
 fn page<E: KvElement, S: Simd>(
     s: S,
+    p: &Problem<'_>,
     head: &KvHead<'_, E>,
     next: &[E],
-    head_dim: usize,
     queries: Range<usize>,
     tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
     fetch(s, head.v);
+    let head_dim = p.layout.head_dim;
     let mut q = queries.start;
     while q < queries.end {
         let n = (queries.end - q).min(S::SUMS / 4).max(1);
@@ -394,6 +397,9 @@ fn page<E: KvElement, S: Simd>(
         }
         let n = n.min(4);
         for q in q..q + n {
+            if let Some(cap) = p.cap {
+                norm::cap(s, cap, &mut scratch.weights[q]);
+            }
             softmax(s, q, &tokens, scratch);
         }
         if q == queries.start {

@@ -114,6 +114,7 @@ pub enum Unit {
         queries: Place,
         scale: f32,
         window: usize,
+        cap: Option<f32>,
         sinks: Option<TensorId>,
         out: Place,
     },
@@ -525,11 +526,11 @@ impl Maker<'_, '_> {
             Op::Store { state, keys, values } => {
                 Unit::Store { state, keys: self.place(keys), values: self.place(values) }
             }
-            Op::Attend { state, queries, scale, window, sinks, out } => {
+            Op::Attend { state, queries, scale, window, cap, sinks, out } => {
                 let group = self.group(state, queries);
                 let (queries, out) = (self.place(queries), self.place(out));
                 let window = window.map_or(usize::MAX, |window| window as usize);
-                Unit::Attend { state, group, queries, scale, window, sinks, out }
+                Unit::Attend { state, group, queries, scale, window, cap, sinks, out }
             }
             Op::Route { logits, bias, out, .. } => {
                 Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }

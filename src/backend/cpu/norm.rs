@@ -195,6 +195,17 @@ fn gated<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32], f: &impl Lane
     o_tail.copy_from_slice(&last[..o_tail.len()]);
 }
 
+/// `x = cap * tanh(x / cap)`, within cap * 2^-22. Uses that tanh(z) equals `1 - 2 / (e^2z + 1)`.
+#[inline(always)]
+pub fn cap<S: Simd>(s: S, cap: f32, x: &mut [f32]) {
+    let (one, two) = (s.splat(1.0), s.splat(2.0));
+    for x in x.as_chunks_mut::<LANES>().0 {
+        let e = s.exp(s.mul(s.load(x), s.splat(2.0 / cap)));
+        let tanh = s.sub(one, s.div(two, s.add(e, one)));
+        s.store(s.mul(tanh, s.splat(cap)), x);
+    }
+}
+
 #[inline(always)]
 fn sum_exp_lanes<S: Simd>(s: S, x: &[f32], max: f32, scale: f32) -> f64 {
     let (max, scale) = (s.splat(max), s.splat(scale));

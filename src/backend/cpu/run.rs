@@ -80,7 +80,7 @@ fn run_unit(
         }
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
-        Unit::Attend { state, group, queries, scale, window, sinks, out } => {
+        Unit::Attend { state, group, queries, scale, window, cap, sinks, out } => {
             let stride = model.values.planes[queries.plane].cols();
             let sinks = small(weights, *sinks)?;
             let mut result =
@@ -95,6 +95,7 @@ fn run_unit(
                 group: *group,
                 scale: *scale,
                 window: *window,
+                cap: *cap,
                 sinks: &sinks,
             };
             let phase = attention::Phase {

@@ -7,6 +7,7 @@ mod command_r;
 mod ernie4_5;
 mod exaone4;
 mod experts;
+mod gemma2;
 mod gemma3;
 mod glm4;
 mod glm4moe;
@@ -61,6 +62,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "ernie4_5", write: ernie4_5::write },
     Architecture { name: "ernie4_5-moe", write: ernie4_5::write_moe },
     Architecture { name: "exaone4", write: exaone4::write },
+    Architecture { name: "gemma2", write: gemma2::write },
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },
     Architecture { name: "glm4moe", write: glm4moe::write },

@@ -46,10 +46,24 @@ pub(super) fn window(
     rotated: usize,
     period: u32,
 ) -> Result<Window, PlanError> {
+    window_or(metadata, sizes, rotated, period, 0)
+}
+
+/// As [`window`], with `default` positions in files that state none.
+pub(super) fn window_or(
+    metadata: &Metadata<'_>,
+    sizes: &Sizes,
+    rotated: usize,
+    period: u32,
+    default: u32,
+) -> Result<Window, PlanError> {
     let positions = match metadata.count_if_there("attention.sliding_window", 0..=1 << 30)? {
-        None | Some(0) => return Ok(Window::None),
+        None => default,
         Some(positions) => positions as u32,
     };
+    if positions == 0 {
+        return Ok(Window::None);
+    }
     // Only equal head widths in layers with and without a window are supported.
     let widths = [
         ("attention.key_length_swa", sizes.heads.dim),

@@ -82,6 +82,7 @@ pub(super) struct Qkv {
 struct Attention {
     scale: f32,
     window: Option<u32>,
+    cap: Option<f32>,
     sinks: Option<TensorId>,
 }
 
@@ -344,7 +345,20 @@ impl<'a> Writer<'a> {
         let want = Want::Vector(heads.queries);
         let sinks = Some(self.required("attention sinks", "attn_sinks.weight", want));
         self.rotate(heads, [rope, rope], qkv);
-        self.store_and_attend(heads, qkv, Attention { scale: heads.scale(), window, sinks })
+        self.store_and_attend(heads, qkv, Attention { scale: heads.scale(), window, cap: None, sinks })
+    }
+
+    /// As [`Writer::attend`], with a cap of the scores.
+    pub fn attend_capped(
+        &mut self,
+        heads: Heads,
+        rope: RopeId,
+        qkv: Qkv,
+        scale: f32,
+        (window, cap): (Option<u32>, Option<f32>),
+    ) -> ValueId {
+        self.rotate(heads, [rope, rope], qkv);
+        self.store_and_attend(heads, qkv, Attention { scale, window, cap, sinks: None })
     }
 
     /// Rotates queries by the first embedding and keys by the second.
@@ -357,7 +371,7 @@ impl<'a> Writer<'a> {
 
     /// As [`Writer::attend`], with queries and keys that were rotated before.
     pub fn attend_rotated(&mut self, heads: Heads, qkv: Qkv, scale: f32, window: Option<u32>) -> ValueId {
-        self.store_and_attend(heads, qkv, Attention { scale, window, sinks: None })
+        self.store_and_attend(heads, qkv, Attention { scale, window, cap: None, sinks: None })
     }
 
     fn store_and_attend(&mut self, heads: Heads, Qkv { q, k, v }: Qkv, how: Attention) -> ValueId {
@@ -365,8 +379,8 @@ impl<'a> Writer<'a> {
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
-        let Attention { scale, window, sinks } = how;
-        self.program.push(Op::Attend { state, queries: q, scale, window, sinks, out });
+        let Attention { scale, window, cap, sinks } = how;
+        self.program.push(Op::Attend { state, queries: q, scale, window, cap, sinks, out });
         out
     }
 

@@ -346,6 +346,7 @@ mod tests {
             sums: DevicePtr::NULL,
             halves: DevicePtr::NULL,
             row_scales: DevicePtr::NULL,
+            sinks: DevicePtr::NULL,
             layer_offset: 0,
             scale: 1.0,
             n_heads: 12,
@@ -442,7 +443,7 @@ mod tests {
             counters: 12, out: 2304,
         ]);
         let a8 = AttnDecode { out: DevicePtr::NULL, ..exact };
-        exact!(kernel, grid, a8, [codes: 2304, scales: 72, sums: 144]);
+        exact!(kernel, grid, a8, [codes: 2304, scales: 72, sums: 144, sinks: 12]);
         // A grid with a workgroup more would read past the last head.
         let fault = kernel.check(&Grid::xyz(5, 5, 3), &exact).unwrap_err();
         assert_eq!((fault.argument, fault.need), ("q", None));

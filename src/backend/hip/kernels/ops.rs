@@ -8,7 +8,7 @@ use crate::backend::hip::device::pointer::DevicePtr;
 pub const SILU: u32 = 0;
 /// Number of the activation GELU (tanh form).
 pub const GELU: u32 = 1;
-/// See [`Activation::Clamped`](crate::program::Activation::Clamped). Binding refuses it.
+/// Number of a clamped gate: see [`Activation::Clamped`](crate::program::Activation::Clamped). Only of `Gated*`.
 pub const CLAMPED: u32 = 2;
 
 /// In place of a mask's number: the row has none.
@@ -153,6 +153,12 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
+        /// `[M]`: the expert of each row, or null: rows have no biases.
+        experts: DevicePtr<u32> [null or launch.y],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
         /// i8 `[M][padded]`.
         codes: DevicePtr<i8> [a8_codes(launch.y, padded)],
         /// f32 `[M][padded / 32]`.
@@ -165,7 +171,7 @@ kernels! { |launch|
         cols: u32,
         /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
-        /// Activation of the gate: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
         activation: u32,
     }
 
@@ -175,13 +181,19 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
+        /// `[M]`: the expert of each row, or null: rows have no biases.
+        experts: DevicePtr<u32> [null or launch.y],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
         /// f32 `[M][cols]`.
         out: DevicePtr<f32> [launch.y * cols],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// Activation of the gate: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
         activation: u32,
     }
 
@@ -191,6 +203,12 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.x, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.x, stride, cols)],
+        /// `[M]`: the expert of each row, or null: rows have no biases.
+        experts: DevicePtr<u32> [null or launch.x],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
         /// f16 `[M][cols]`, or tiles.
         out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.
@@ -199,7 +217,7 @@ kernels! { |launch|
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// Activation of the gate: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
         activation: u32,
         /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
         tiled: u32,
@@ -298,6 +316,8 @@ kernels! { |launch|
         ],
         /// f32 `[M]`, with `halves`. `rows` decides which rows.
         row_scales: DevicePtr<f32> [at least only(!halves.is_null(), named(rows, launch.z, 1, 1))],
+        /// f32 `[n_heads]`: one more score of each head, whose value is 0; or null.
+        sinks: DevicePtr<f32> [null or n_heads],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
@@ -355,6 +375,8 @@ kernels! { |launch|
         part_stats: DevicePtr<f32> [at least only(launch.z != 1, launch.x * launch.y * launch.z * 64 * 2)],
         /// `[T][n_kv_heads]`, all 0 at launch, likewise.
         counters: DevicePtr<u32> [at least only(launch.z != 1, launch.x * launch.y)],
+        /// f32 `[n_heads]`: one more score of each head, whose value is 0; or null.
+        sinks: DevicePtr<f32> [null or n_heads],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
@@ -533,6 +555,10 @@ kernels! { |launch|
         results: DevicePtr<f32> [launch.y * used * cols],
         /// f32 `[M][used]`.
         weights: DevicePtr<f32> [launch.y * used],
+        /// `[pairs]`: the expert of each pair, or null: there are no biases.
+        experts: DevicePtr<u32> [null or launch.y * used],
+        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
+        bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
         /// f32 `[M][cols]`.
         residual: DevicePtr<f32> [launch.y * cols],
         /// Experts of a row.

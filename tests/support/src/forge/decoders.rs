@@ -10,6 +10,7 @@ mod biased_experts;
 mod command_r;
 mod ernie4_5;
 mod exaone4;
+mod gemma2;
 mod gemma3;
 mod glm4;
 mod gpt_oss;
@@ -58,6 +59,7 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         granitemoe::decoders(),
         biased_experts::decoders(),
         gpt_oss::decoders(),
+        gemma2::decoders(),
     ]
     .concat()
 }

@@ -3,7 +3,7 @@
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{choice, planes};
 use crate::backend::hip::kernels::thresholds::LAUNCH_ROWS_MAX;
-use crate::program::{Program, TensorId};
+use crate::program::{Activation, Program, TensorId};
 use crate::tensor::LazyTensor;
 
 /// Largest width. Kernels count in 32 bits and need room to multiply.
@@ -78,6 +78,14 @@ pub fn experts(count: u32, used: u32, rows: usize) -> Result<(), BackendError> {
         ));
     }
     Ok(())
+}
+
+/// Refuses a clamped gate that does not belong to experts: no model has one.
+pub fn gate(activation: Activation) -> Result<(), BackendError> {
+    match activation {
+        Activation::Silu | Activation::Gelu => Ok(()),
+        Activation::Clamped => Err(operation("a clamped gate outside experts")),
+    }
 }
 
 /// Refuses heads that a workgroup cannot hold.

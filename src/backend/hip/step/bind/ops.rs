@@ -5,7 +5,7 @@ use super::limits;
 use super::lower::Lower;
 use super::unit::{
     Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Open,
-    Product, Products, Route, Take, View, Work,
+    Product, Products, Route, Take, View, Work, is_apart,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
@@ -42,21 +42,12 @@ impl Lower<'_> {
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
-            Op::Attend { sinks: Some(_), .. } => Err(limits::operation("attention with sinks")),
-            Op::Attend { state, queries, scale, window, .. } => {
-                self.attend(number, state, queries, scale, window.unwrap_or(0))
-            }
-            Op::Gate { activation: Activation::Clamped, .. } => Err(limits::operation("a clamped gate")),
+            Op::Attend { cap: Some(_), .. } => Err(limits::operation("attention with capped scores")),
+            Op::Attend { .. } => self.attend(number, op),
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
             Op::Route { .. } => self.route(number, op),
-            Op::Experts { biases: Some(_), .. } => Err(limits::operation("experts with biases")),
-            Op::Experts { activation: Activation::Clamped, .. } => {
-                Err(limits::operation("experts with a clamped gate"))
-            }
-            Op::Experts { experts, choice, activation, from, .. } => {
-                self.experts(number, experts, [choice, from], activation)
-            }
+            Op::Experts { .. } => self.experts(number, op),
             Op::Add { from, scale, .. } => {
                 let from = self.float(self.read(number, from)?)?;
                 self.add(number, Some(from), scale)
@@ -206,14 +197,9 @@ impl Lower<'_> {
         true
     }
 
-    fn attend(
-        &mut self,
-        number: usize,
-        state: StateId,
-        queries: ValueId,
-        scale: f32,
-        window: u32,
-    ) -> Result<(), BackendError> {
+    fn attend(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::Attend { state, queries, scale, window, sinks, .. } = *op else { return Ok(()) };
+        let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
         if value.rows != Rows::All {
@@ -241,7 +227,8 @@ impl Lower<'_> {
             self.windows.len() - 1
         });
         let scale = log2_scale(scale, head_dim);
-        let unit = Attend { queries, heads, head_dim, kv, scale, window, windows_at, out, forms };
+        let sinks = sinks.map(|sinks| self.operand(sinks));
+        let unit = Attend { queries, heads, head_dim, kv, scale, window, sinks, windows_at, out, forms };
         self.emit(Work::Attend(unit), Rows::All);
         if converts { self.convert(wrote) } else { Ok(()) }
     }
@@ -256,6 +243,7 @@ impl Lower<'_> {
         let Some(&Op::Gate { activation, out, .. }) = self.uses.ops.get(number).map(|place| place.op) else {
             return Ok(());
         };
+        limits::gate(activation)?;
         let (wrote, value) = (self.wrote(number)?, self.value(out)?);
         let mut found = [None; 2];
         let mut read = 0;
@@ -298,6 +286,7 @@ impl Lower<'_> {
         gate: ValueId,
         up: Option<ValueId>,
     ) -> Result<(), BackendError> {
+        limits::gate(activation)?;
         let value = self.value(gate)?;
         let mut gate = self.float(self.read(number, gate)?)?;
         let up = up.map(|up| self.float(self.read(number, up)?)).transpose()?;
@@ -341,13 +330,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    fn experts(
-        &mut self,
-        number: usize,
-        range: ExpertRange,
-        [choice, from]: [ValueId; 2],
-        activation: Activation,
-    ) -> Result<(), BackendError> {
+    fn experts(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::Experts { experts: range, biases, choice, activation, from, .. } = *op else { return Ok(()) };
         let [read, chosen] = [self.read(number, from)?, self.read(number, choice)?];
         let (choice, route) = self
             .choices
@@ -372,10 +356,17 @@ impl Lower<'_> {
         let results = self.bytes(4 * set.out_cols as usize * pairs, Rows::All);
         let grouped = if are_grouped(modes, set.dtypes, rows as u32) {
             let (members, tiles) = (self.bytes(4 * pairs, Rows::All), self.bytes(16 * pairs, Rows::All));
-            Some(Grouped { members, tiles, both: of_pairs(self, limits::width(2 * set.ffn)?) })
+            Some(Grouped { members, tiles })
         } else {
             None
         };
+        let both = if grouped.is_some() || is_apart(activation, biases.is_some()) {
+            let cols = limits::width(2 * set.ffn)?;
+            Some(of_pairs(self, cols))
+        } else {
+            None
+        };
+        let biases = biases.map(|ids| ids.map(|id| self.operand(id)));
         let Some(out) = self.updated(wrote)?.float else { return Ok(()) };
         if out.stride != set.out_cols {
             return Err(limits::operation("experts that add to only a part of a row"));
@@ -390,7 +381,8 @@ impl Lower<'_> {
         {
             route.sets.push(number);
         }
-        let unit = Experts { set: number, choice, from, activation, out, gated, results, grouped };
+        let unit =
+            Experts { set: number, choice, from, activation, biases, out, gated, both, results, grouped };
         self.emit(Work::Experts(unit), Rows::All);
         self.convert(wrote)
     }

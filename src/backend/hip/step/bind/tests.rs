@@ -108,7 +108,15 @@ impl Writer {
         let state = self.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim });
         self.builder.push(Op::Store { state, keys: k, values: v });
         let out = self.builder.value(HEADS * HEAD_DIM);
-        self.builder.push(Op::Attend { state, queries: q, scale: 0.125, window: None, sinks: None, out });
+        self.builder.push(Op::Attend {
+            state,
+            queries: q,
+            scale: 0.125,
+            window: None,
+            cap: None,
+            sinks: None,
+            out,
+        });
         out
     }
 
@@ -404,14 +412,15 @@ fn operations_without_a_kernel_are_refused_by_name() {
     w.push_project(wide, x, true);
     let text = refused(&w.head(x));
     assert_eq!(text, "the hip backend cannot run attention of heads of 320 values");
-    let mut w = Writer::new(DType::F16);
-    let x = w.embed();
-    w.layer(0);
-    let [queries, keys, values] = w.qkv(x);
-    let state = w.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim: HEAD_DIM as u32 });
-    w.builder.push(Op::Store { state, keys, values });
-    let (sinks, out) = (Some(w.vector(HEADS)), w.builder.value(HEADS * HEAD_DIM));
-    w.builder.push(Op::Attend { state, queries, scale: 1.0, window: None, sinks, out });
-    w.push_project(out, x, true);
-    assert_eq!(refused(&w.head(x)), "the hip backend cannot run attention with sinks");
+    // A gate over two products, and one over a value that others read too.
+    for shared in [false, true] {
+        let mut w = Writer::new(DType::F16);
+        let x = w.embed();
+        w.layer(0);
+        let [gate, up] = [HIDDEN; 2].map(|rows| w.project(x, rows));
+        let (activation, out) = (Activation::Clamped, w.builder.value(HIDDEN));
+        w.builder.push(Op::Gate { activation, gate, up, out });
+        w.builder.push(Op::Add { from: if shared { gate } else { out }, scale: 1.0, out: x });
+        assert_eq!(refused(&w.head(x)), "the hip backend cannot run a clamped gate outside experts");
+    }
 }

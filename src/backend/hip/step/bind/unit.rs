@@ -237,6 +237,8 @@ pub struct Attend {
     pub scale: f32,
     /// Most tokens that a row sees; 0 for all.
     pub window: u32,
+    /// A sink for each query head.
+    pub sinks: Option<Operand>,
     /// Index of the window among the program's windows.
     pub windows_at: usize,
     /// Output. `float` is also set, though not wanted, when some kernel cannot write the wanted form.
@@ -313,10 +315,14 @@ pub struct Experts {
     pub from: Home,
     /// Activation of the gate.
     pub activation: Activation,
+    /// Biases of all experts' gates, ups and downs.
+    pub biases: Option<[Operand; 3]>,
     /// Output that the results are added to.
     pub out: View,
     /// `activation(gate x) * (up x)` of each pair, in the form that down matrices want.
     pub gated: Home,
+    /// `f32[pairs][gate | up]`, where one launch does not compute both and their gate.
+    pub both: Option<View>,
     /// `f32[pairs][cols of out]`.
     pub results: PlaneId,
     /// Memory to sort pairs by expert; `None` if no step does.
@@ -330,8 +336,19 @@ pub struct Grouped {
     pub members: PlaneId,
     /// `u32[pairs][4]`: tiles of `members`.
     pub tiles: PlaneId,
-    /// `f32[pairs][gate | up]`.
-    pub both: View,
+}
+
+impl Experts {
+    /// Whether gate and up are products of their own even where pairs are not sorted. The kernels that compute both with
+    /// their gate know no biases and no clamps.
+    pub fn is_apart(&self) -> bool {
+        is_apart(self.activation, self.biases.is_some())
+    }
+}
+
+/// See [`Experts::is_apart`].
+pub fn is_apart(activation: Activation, biased: bool) -> bool {
+    biased || activation == Activation::Clamped
 }
 
 /// Adds rows, or copies them.
@@ -404,10 +421,10 @@ impl Work {
             Self::GatedProducts(gated) => of(&[gated.from, gated.out], &[gated.both], &[]),
             Self::Gate(gate) => of(&[gate.out], &[Some(gate.gate), gate.up], &[]),
             Self::Route(Route { logits, out, .. }) => of(&[], &[Some(*logits)], &[out.chosen, out.weights]),
-            Self::Experts(Experts { choice, from, out, gated, results, grouped, .. }) => {
+            Self::Experts(Experts { choice, from, out, gated, both, results, grouped, .. }) => {
                 let mut more = vec![choice.chosen, choice.weights, *results];
                 more.extend(grouped.iter().flat_map(|grouped| [grouped.members, grouped.tiles]));
-                of(&[*from, *gated], &[Some(*out), grouped.map(|grouped| grouped.both)], &more)
+                of(&[*from, *gated], &[Some(*out), *both], &more)
             }
             Self::Add(add) => of(&[], &[Some(add.from), Some(add.out)], &[]),
             Self::Cap(cap) => of(&[], &[Some(cap.rows)], &[]),

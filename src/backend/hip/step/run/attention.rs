@@ -1,8 +1,8 @@
 //! Decode attention: few rows, each split over workgroups. Also decides which rows take which attention.
 
-use super::Run;
 use super::forms::A8;
 use super::prefill::TILE_QUERIES;
+use super::{Run, Weights};
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
 use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX, TILED_ROWS};
@@ -114,7 +114,8 @@ pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Want
 impl Run<'_> {
     /// Runs attention, with the result in the form that its reader wants. The step's first rows go to decode attention, and
     /// tiles of neighbouring rows to prefill attention.
-    pub(super) fn attend(&self, unit: &Attend, rows: u32) -> Result<(), BackendError> {
+    pub(super) fn attend(&self, unit: &Attend, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let sinks = weights.optional(unit.sinks);
         let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
         let group = unit.heads / unit.kv.heads.max(1);
         let (modes, kv) = (self.bound.modes, self.bound.modes.kv);
@@ -125,9 +126,9 @@ impl Run<'_> {
             Form::Float => false,
         };
         let decoded = if tiles { self.layout.alone } else { self.layout.rows };
-        self.attend_alone(unit, decoded, if direct { form } else { Form::Float })?;
+        self.attend_alone(unit, decoded, if direct { form } else { Form::Float }, sinks)?;
         if tiles {
-            self.attend_in_tiles(unit, direct)?;
+            self.attend_in_tiles(unit, direct, sinks)?;
         }
         match unit.out.float {
             Some(view) if !direct => self.convert(view, unit.heads * unit.head_dim, rows, &unit.out, form),
@@ -136,7 +137,13 @@ impl Run<'_> {
     }
 
     /// Decode attention of the first `count` rows, with the result in a form that the kernel can write.
-    fn attend_alone(&self, unit: &Attend, count: usize, form: Form) -> Result<(), BackendError> {
+    fn attend_alone(
+        &self,
+        unit: &Attend,
+        count: usize,
+        form: Form,
+        sinks: DevicePtr<f32>,
+    ) -> Result<(), BackendError> {
         let group = unit.heads / unit.kv.heads.max(1);
         let (a8, half) = (form == Form::A8, form == Form::Half);
         let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
@@ -173,6 +180,7 @@ impl Run<'_> {
                 sums: sums.offset(codes_before / 16),
                 halves: if half { halves.offset(first * half_cols as usize) } else { DevicePtr::NULL },
                 row_scales: row_scales.offset(first),
+                sinks,
                 layer_offset: unit.kv.offset,
                 scale: unit.scale,
                 n_heads: unit.heads,

@@ -1,13 +1,16 @@
 //! Expert choice, and the chosen experts' work on pairs of a row and an expert.
 
-use super::forms::{A8, row_threads};
+use super::forms::A8;
+use super::gate::Biases;
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{
     ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
 use crate::backend::hip::kernels::ops;
-use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
+use crate::backend::hip::step::bind::{
+    Experts, Form, Gate, Grouped, Home, Route, View, Wanted, are_grouped, pair_form,
+};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::program::Gating;
 use crate::tensor::DType;
@@ -59,15 +62,24 @@ impl Run<'_> {
         let used = unit.choice.used;
         let grouped = are_grouped(self.bound.modes, [gate.dtype, down.dtype], rows);
         if let Some(grouped) = unit.grouped.filter(|_| grouped) {
-            self.grouped(unit, &grouped, tables, rows * used)?;
+            self.grouped(unit, &grouped, tables, rows * used, weights)?;
         } else {
-            self.experts_gated(unit, [gate, up], self.pair_form(down.dtype), rows * used)?;
-            self.experts_down(unit, down, rows * used)?;
+            let out = self.pair_form(down.dtype);
+            if unit.is_apart() {
+                self.gated_apart(unit, [gate, up], out, rows * used, weights)?;
+            } else {
+                self.experts_gated(unit, [gate, up], out, rows * used)?;
+            }
+            let product = PairProduct { from: &unit.gated, slots: 1, stride: down.rows };
+            self.pair_product(unit, down, product, self.plane(unit.results), rows * used)?;
         }
         let cols = down.rows;
+        let bias = unit.biases.map(|[_, _, down]| down);
         let arguments = ops::Combine {
             results: self.plane(unit.results),
             weights: self.plane(unit.choice.weights),
+            experts: bias.map_or(DevicePtr::NULL, |_| self.plane(unit.choice.chosen)),
+            bias: weights.optional(bias),
             residual: self.at(unit.out),
             used,
             cols,
@@ -83,7 +95,9 @@ impl Run<'_> {
         grouped: &Grouped,
         [gate, up, down]: [ExpertTable; 3],
         pairs: u32,
+        weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
+        let both = both(unit)?;
         let count = gate.table.len() as u32; // at most 512, as binding has checked
         let tiles = choice::ExpertTiles::of(pairs, count);
         let sort = ops::GroupPairs {
@@ -101,22 +115,9 @@ impl Run<'_> {
             choice::ExpertTiles::group_grid(),
             &sort,
         )?;
-        let both = self.at(grouped.both);
         let slots = unit.choice.used;
-        self.grouped_product(grouped, tiles, [gate, up], &unit.from, slots, both)?;
-        let ((out, row_scales), cols) = (self.halves(&unit.gated), gate.rows);
-        let gated = ops::GatedX16 {
-            gate: both,
-            up: both.offset(cols as usize),
-            out,
-            row_scales,
-            stride: grouped.both.stride,
-            cols,
-            activation: activation(unit.activation),
-            tiled: self.tiled(),
-        };
-        let grid = Grid::x(pairs).threads(row_threads(cols));
-        self.device.launch(self.stream, ops::GatedX16::gated_x16, grid, &gated)?;
+        self.grouped_product(grouped, tiles, [gate, up], &unit.from, slots, self.at(both))?;
+        self.gate_of_pairs(unit, both, Form::Half, pairs, weights)?;
         self.grouped_product(grouped, tiles, [down], &unit.gated, 1, self.plane(unit.results))
     }
 
@@ -171,6 +172,45 @@ impl Run<'_> {
         };
         let grid = tiles.grid(n, N as u32);
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
+    }
+
+    /// The gate of pairs whose gates and ups lie side by side.
+    fn gate_of_pairs(
+        &self,
+        unit: &Experts,
+        both: View,
+        out: Form,
+        pairs: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        let cols = both.stride / 2;
+        let up = Some(View { column: both.column + cols, ..both });
+        let (activation, forms) = (unit.activation, Wanted::always(out));
+        let gate = Gate { activation, gate: both, up, cols, out: unit.gated, forms };
+        let biases = unit.biases.map_or(Biases::NONE, |[gate, up, _]| Biases {
+            experts: self.plane(unit.choice.chosen),
+            gate: weights.vector(gate),
+            up: weights.vector(up),
+        });
+        self.gate(&gate, pairs, &biases)
+    }
+
+    /// Gate and up as products of their own, then their gate.
+    fn gated_apart(
+        &self,
+        unit: &Experts,
+        tables: [ExpertTable; 2],
+        out: Form,
+        pairs: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        let both = both(unit)?;
+        let product = PairProduct { from: &unit.from, slots: unit.choice.used, stride: both.stride };
+        for (number, table) in tables.into_iter().enumerate() {
+            let to = self.at(both).offset(number * table.rows as usize);
+            self.pair_product(unit, table, product, to, pairs)?;
+        }
+        self.gate_of_pairs(unit, both, out, pairs, weights)
     }
 
     fn pair_form(&self, dtype: DType) -> Form {
@@ -228,39 +268,45 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
     }
 
-    fn experts_down(&self, unit: &Experts, down: ExpertTable, pairs: u32) -> Result<(), BackendError> {
-        let (dtype, n, cols) = (down.dtype, down.rows, down.cols);
-        let (experts, out) = (self.plane(unit.choice.chosen), self.plane(unit.results));
+    /// The product of each pair with its expert's matrix.
+    fn pair_product(
+        &self,
+        unit: &Experts,
+        matrix: ExpertTable,
+        PairProduct { from, slots, stride: out_stride }: PairProduct<'_>,
+        out: DevicePtr<f32>,
+        pairs: u32,
+    ) -> Result<(), BackendError> {
+        let ExpertTable { table, dtype, rows: n, cols } = matrix;
+        let experts = self.plane(unit.choice.chosen);
         let grid = choice::experts_grid(n, pairs);
         if self.pair_form(dtype) == Form::A8 {
             let kernel = choice::experts_a8(dtype).ok_or_else(|| no_kernel("experts", dtype))?;
-            let A8 { codes, scales, sums } = self.a8(&unit.gated);
-            let arguments = ExpertsA8 {
-                table: down.table,
-                experts,
-                n,
-                cols,
-                codes,
-                scales,
-                sums,
-                slots: 1,
-                out,
-                out_stride: n,
-            };
+            let A8 { codes, scales, sums } = self.a8(from);
+            let arguments =
+                ExpertsA8 { table, experts, n, cols, codes, scales, sums, slots, out, out_stride };
             return Ok(self.device.launch(self.stream, kernel, grid, &arguments)?);
         }
         let kernel = choice::experts_f32(dtype).ok_or_else(|| no_kernel("experts", dtype))?;
-        let arguments = ExpertsF32 {
-            table: down.table,
-            experts,
-            n,
-            cols,
-            x: self.floats(&unit.gated),
-            x_stride: cols,
-            slots: 1,
-            out,
-            out_stride: n,
-        };
+        let (x, x_stride) = (self.floats(from), from.float.map_or(cols, |view| view.stride));
+        let arguments = ExpertsF32 { table, experts, n, cols, x, x_stride, slots, out, out_stride };
         Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
     }
+}
+
+/// Input and output rows of [`Run::pair_product`].
+#[derive(Clone, Copy)]
+struct PairProduct<'a> {
+    /// Row p / `slots` is that of pair p.
+    from: &'a Home,
+    /// Pairs of an input row.
+    slots: u32,
+    /// Values from one pair's results to the next.
+    stride: u32,
+}
+
+/// Where gates and ups of pairs lie. Binding makes room for them if any step needs it.
+fn both(unit: &Experts) -> Result<View, BackendError> {
+    let missing = || BackendError::Internal("there is no room for the experts' gates and ups".to_owned());
+    unit.both.ok_or_else(missing)
 }

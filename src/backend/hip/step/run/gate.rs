@@ -3,11 +3,27 @@
 use super::forms::{A8, row_threads};
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
-use crate::backend::hip::Grid;
 use crate::backend::hip::kernels::matmul::{GemvGatedA8, GemvGatedF32, choice};
 use crate::backend::hip::kernels::ops::{GatedA8, GatedF32, GatedX16};
 use crate::backend::hip::step::bind::{Form, Gate, GatedProducts, View, form, fuses};
 use crate::backend::hip::step::scratch::padded;
+use crate::backend::hip::{DevicePtr, Grid};
+
+/// Biases of the gates and ups of rows that belong to experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Biases {
+    /// Expert of each row; null for rows without biases.
+    pub experts: DevicePtr<u32>,
+    /// A row for each expert.
+    pub gate: DevicePtr<f32>,
+    /// A row for each expert.
+    pub up: DevicePtr<f32>,
+}
+
+impl Biases {
+    /// No biases.
+    pub const NONE: Self = Self { experts: DevicePtr::NULL, gate: DevicePtr::NULL, up: DevicePtr::NULL };
+}
 
 impl Run<'_> {
     pub(super) fn gated_products(
@@ -27,7 +43,7 @@ impl Run<'_> {
         let up = Some(View { column: both.column + cols, ..both });
         let gate =
             Gate { activation: unit.activation, gate: both, up, cols, out: unit.out, forms: unit.forms };
-        self.gate(&gate, rows)
+        self.gate(&gate, rows, &Biases::NONE)
     }
 
     /// Launches both products and their gate at once.
@@ -41,7 +57,7 @@ impl Run<'_> {
         let (gate, up) = (weights.matrix(&unit.gate), weights.matrix(&unit.up));
         let (dtype, n, cols) = (gate.dtype, gate.rows, gate.cols);
         let to = self.a8(&unit.out);
-        let float = if out == Form::Float { self.floats(&unit.out) } else { super::DevicePtr::NULL };
+        let float = if out == Form::Float { self.floats(&unit.out) } else { DevicePtr::NULL };
         if form(self.bound.modes, dtype, rows, cols) == Form::A8 {
             let chosen = choice::gated_a8(dtype, rows).ok_or_else(|| no_kernel("gate", dtype))?;
             let A8 { codes, scales, sums } = self.a8(&unit.from);
@@ -86,26 +102,54 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
-    pub(super) fn gate(&self, unit: &Gate, rows: u32) -> Result<(), BackendError> {
+    pub(super) fn gate(&self, unit: &Gate, rows: u32, biases: &Biases) -> Result<(), BackendError> {
+        let &Biases { experts, gate: gate_bias, up: up_bias } = biases;
         let (gate, cols, stride) = (self.at(unit.gate), unit.cols, unit.gate.stride);
-        let up = unit.up.map_or(super::DevicePtr::NULL, |up| self.at(up));
+        let up = unit.up.map_or(DevicePtr::NULL, |up| self.at(up));
         let activation = activation(unit.activation);
         match unit.forms.at(rows).only().unwrap_or(Form::Float) {
             Form::A8 => {
                 let (A8 { codes, scales, sums }, padded) = (self.a8(&unit.out), padded(cols as usize) as u32);
-                let arguments = GatedA8 { gate, up, codes, scales, sums, stride, cols, padded, activation };
+                let arguments = GatedA8 {
+                    gate,
+                    up,
+                    experts,
+                    gate_bias,
+                    up_bias,
+                    codes,
+                    scales,
+                    sums,
+                    stride,
+                    cols,
+                    padded,
+                    activation,
+                };
                 let grid = Grid::xy(padded.div_ceil(1024), rows);
                 self.device.launch(self.stream, GatedA8::gated_a8, grid, &arguments)?;
             }
             Form::Float => {
-                let arguments = GatedF32 { gate, up, out: self.floats(&unit.out), stride, cols, activation };
+                let out = self.floats(&unit.out);
+                let arguments =
+                    GatedF32 { gate, up, experts, gate_bias, up_bias, out, stride, cols, activation };
                 let grid = Grid::xy(cols.div_ceil(1024), rows);
                 self.device.launch(self.stream, GatedF32::gated_f32, grid, &arguments)?;
             }
             Form::Half => {
                 let (out, row_scales) = self.halves(&unit.out);
-                let arguments =
-                    GatedX16 { gate, up, out, row_scales, stride, cols, activation, tiled: self.tiled() };
+                let tiled = self.tiled();
+                let arguments = GatedX16 {
+                    gate,
+                    up,
+                    experts,
+                    gate_bias,
+                    up_bias,
+                    out,
+                    row_scales,
+                    stride,
+                    cols,
+                    activation,
+                    tiled,
+                };
                 let grid = Grid::x(rows).threads(row_threads(cols));
                 self.device.launch(self.stream, GatedX16::gated_x16, grid, &arguments)?;
             }

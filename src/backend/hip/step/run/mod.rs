@@ -11,6 +11,7 @@ mod rows;
 
 pub use attention::{attend_leaves_floats, splits_of};
 pub use experts::ExpertTable;
+use gate::Biases;
 pub use prefill::{TILE_QUERIES, tiles};
 
 use crate::backend::BackendError;
@@ -90,9 +91,9 @@ impl Run<'_> {
             Work::Convert(convert) => self.convert_all(convert, rows),
             Work::Products(products) => self.side_by_side(products, rows, weights),
             Work::Heads(heads) => self.heads(heads, rows, weights),
-            Work::Attend(attend) => self.attend(attend, rows),
+            Work::Attend(attend) => self.attend(attend, rows, weights),
             Work::GatedProducts(gated) => self.gated_products(gated, rows, weights),
-            Work::Gate(gate) => self.gate(gate, rows),
+            Work::Gate(gate) => self.gate(gate, rows, &Biases::NONE),
             Work::Route(route) => self.route(route, rows, weights),
             Work::Experts(experts) => self.experts(experts, rows, weights),
             Work::Add(add) => self.add(add, rows),

@@ -59,7 +59,12 @@ fn shares_of(blocks: u32, splits: u32, parts_max: u32) -> u32 {
 
 impl Run<'_> {
     /// Attends to the step's tiles, and writes f16 rows if `halves`, else f32.
-    pub(super) fn attend_in_tiles(&self, unit: &Attend, halves: bool) -> Result<(), BackendError> {
+    pub(super) fn attend_in_tiles(
+        &self,
+        unit: &Attend,
+        halves: bool,
+        sinks: DevicePtr<f32>,
+    ) -> Result<(), BackendError> {
         let kv = self.bound.modes.kv;
         let kernel: Kernel<AttnPrefill> = match (kv, unit.head_dim) {
             (KvType::F16, 64) => AttnPrefill::attn_prefill_f16_64,
@@ -89,6 +94,7 @@ impl Run<'_> {
             part_values: part_values.ptr(),
             part_stats: part_stats.ptr(),
             counters: counters.ptr(),
+            sinks,
             layer_offset: unit.kv.offset,
             scale: unit.scale,
             n_heads: unit.heads,

@@ -1,0 +1,133 @@
+//! Rows that attend to tokens of KV pages, and what f64 says of them.
+
+use rocmforge::backend::hip::Buffer;
+
+use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
+use crate::random::Random;
+use crate::rig::Rig;
+
+/// Mean distance of scores from 0, in units of log2: their exponentials overflow or underflow f32.
+const FAR: f32 = 200.0;
+/// The key's factor of such a score.
+const FAR_KEY: f32 = 16.0;
+
+pub fn scale(heads: Heads) -> f32 {
+    std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
+}
+
+/// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
+fn split_tokens(len: usize) -> usize {
+    match len {
+        0..=1024 => 64,
+        1025..=4096 => 128,
+        _ => (len.div_ceil(128)).next_power_of_two().max(256),
+    }
+}
+
+/// Sets keys so that scores are all far from 0 in even sequences, and rise from one far side to the other in odd ones.
+pub fn set_far<E: Element>(cache: &mut Cache<E>, lengths: &[usize]) {
+    for (sequence, &length) in lengths.iter().enumerate() {
+        let rising = |position: usize| (2.0 * position as f32 / length as f32 - 1.0) * FAR_KEY;
+        cache.set_first(sequence, length, |p| if sequence % 2 == 0 { FAR_KEY } else { rising(p) });
+    }
+}
+
+/// Magnitude of the scores.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    Near,
+    Far,
+    /// Near, beside sinks: the first is far above all scores, the second far below, others are among them.
+    Sinks,
+}
+
+/// Rows to attend, each a sequence and a position; the last rows of the step may be padding.
+pub struct Rows {
+    pub heads: Heads,
+    pub sequences: Vec<u32>,
+    pub positions: Vec<u32>,
+    pub q: Vec<f32>,
+    /// Maximum tokens that each row sees; 0: no limit.
+    pub window: usize,
+    /// One for each query head, or none.
+    pub sinks: Vec<f32>,
+}
+
+impl Rows {
+    pub fn new(random: &mut Random, heads: Heads, at: &[(u32, u32)]) -> Self {
+        let q = random.normals(at.len() * heads.cols());
+        let (sequences, positions) = at.iter().copied().unzip();
+        Self { heads, sequences, positions, q, window: 0, sinks: Vec::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub fn first_seen(&self, row: usize) -> usize {
+        first_seen(self.positions[row] as usize, self.window)
+    }
+
+    /// Number of splits that overlap a row's window.
+    pub fn splits(&self, row: usize) -> usize {
+        let length = self.positions[row] as usize + 1;
+        length.div_ceil(split_tokens(length)) - self.first_seen(row) / split_tokens(length)
+    }
+
+    /// Erases the tokens before those that a sequence's first row sees.
+    pub fn forget_unseen<E: Element>(&self, cache: &mut Cache<E>) {
+        for row in 0..self.len() {
+            let sequence = self.sequences[row];
+            if sequence != u32::MAX && self.sequences[..row].iter().all(|&before| before != sequence) {
+                cache.forget(sequence as usize, self.first_seen(row));
+            }
+        }
+    }
+
+    /// Alternates heads with scores at FAR and at -FAR for keys that begin with FAR_KEY.
+    pub fn spread(&mut self) {
+        let part = FAR / FAR_KEY / scale(self.heads);
+        for (head, q) in self.q.chunks_exact_mut(self.heads.dim).enumerate() {
+            q[0] = if head % 2 == 0 { part } else { -part };
+        }
+    }
+
+    pub fn add_sinks(&mut self, random: &mut Random) {
+        let of_head = |(head, near): (usize, f32)| match head {
+            0 => FAR,
+            1 => -FAR,
+            _ => near * 3.0,
+        };
+        self.sinks = random.normals(self.heads.q).into_iter().enumerate().map(of_head).collect();
+    }
+
+    pub fn upload_sinks(&self, rig: &Rig) -> Option<Buffer> {
+        (!self.sinks.is_empty()).then(|| rig.upload(&self.sinks))
+    }
+
+    pub fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
+        let q = &self.q[row * self.heads.cols()..][..self.heads.cols()];
+        let seen = (self.first_seen(row), self.positions[row] as usize);
+        attend(cache, self.sequences[row] as usize, seen, q, &self.sinks)
+    }
+
+    pub fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {
+        for (row, got) in got.chunks_exact(self.heads.cols()).enumerate() {
+            if self.sequences[row] == u32::MAX {
+                assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding but not zero");
+                continue;
+            }
+            for (i, (&got, want)) in got.iter().zip(self.want(cache, row)).enumerate() {
+                assert!(
+                    // Beside a far sink all is below the smallest f32.
+                    (f64::from(got) - want.value).abs() <= want.size * bound + 1e-37,
+                    "{:?} row {row} at {}, window {}, value {i}: {got} instead of {}",
+                    self.heads,
+                    self.positions[row],
+                    self.window,
+                    want.value
+                );
+            }
+        }
+    }
+}
