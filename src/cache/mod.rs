@@ -124,6 +124,12 @@ impl TensorCache {
         })
     }
 
+    /// The tensor on the device if its load is complete. Costs one lookup, and counts nothing.
+    pub fn resident(&self, tensor: &Tensor) -> Option<DeviceTensor> {
+        let entry = self.resident.get(&Key::of(&tensor.lazy, tensor.residence == Residence::Host))?;
+        matches!(entry.tensor.state(), LoadState::Resident).then(|| entry.tensor.clone())
+    }
+
     fn load_with(
         &mut self,
         key: Key,

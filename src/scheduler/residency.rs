@@ -243,6 +243,8 @@ impl Residency {
             self.came.push(part);
             if self.unwanted.remove(&part) {
                 self.evict(part.model, part.part, backend)?;
+            } else if let Some(place) = self.places.get_mut(&part.model) {
+                place.resident.adopt(part.part, &self.cache);
             }
         }
         Ok(())
