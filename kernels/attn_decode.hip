@@ -5,6 +5,7 @@
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
 //            the window are not read, nor are page table entries of pages that hold only such tokens
 //            scale: log2(e) / sqrt(head_dim)
+//            cap: scores x become cap * tanh(x / cap), in units of log2; or 0: they stay
 //            sinks: f32[n_heads], or null: one more score of each head, whose value is 0; scale does not apply to it
 //            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y * each: scratch for splits
 //            counters: u32[R][grid x], 0 before the first launch, and 0 again after each
@@ -58,7 +59,7 @@ struct Task {
     f32* row_scales;
     const f32* sinks;
     u64 layer_offset;
-    f32 scale;
+    f32 scale, cap;
     u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each;
 
     // Splits that the scratch has room for.
@@ -330,14 +331,14 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
 
 // Adds a split's tokens, the first of which are on their way; the first of the block's next split are at its end.
 template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
-DEV void add_split(const Place& at, const Shared& lds, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state) {
+DEV void add_split(const Place& at, const Shared& lds, f32 cap, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state) {
     for (u32 start = at.start;;) {
         const u32 next = start + walk.GROUPS * U;
         const bool is_last = next >= at.end;
         // The next addresses are on their way while these tokens are added.
         if (!is_last) walk.find(next, at.end);
         else if (at.has_next()) walk.find(at.end, min_u32(at.end + at.tokens, at.len));
-        state.add(lds.queries + walk.part * PART, walk.keys, walk.values, walk.have(start, at.end));
+        state.add(lds.queries + walk.part * PART, walk.keys, walk.values, walk.have(start, at.end), cap);
         if (!is_last || at.has_next()) walk.fetch();
         if (is_last) return;
         start = next;
@@ -375,7 +376,7 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     barrier_lds();
     for (;;) {
         State<LANES, G, U> state;
-        add_split<T, LANES, G, U, EXACT>(at, lds, walk, state);
+        add_split<T, LANES, G, U, EXACT>(at, lds, t.cap, walk, state);
         join_block(TeamState<LANES, G>(state), lds, t.head_dim);
         if (at.splits == 1) break;
         hand_in<EXACT>(t, at, lds);
@@ -400,11 +401,11 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
 #define ATTN_DECODE(NAME, T, LANES, G, EXACT)                                                                                  \
     KERNEL_TWICE(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
            const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,           \
-           i16* sums, f16* halves, f32* row_scales, const f32* sinks, u64 layer_offset, f32 scale, u32 n_heads,                \
+           i16* sums, f16* halves, f32* row_scales, const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads,       \
            u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each) {                      \
         attn_decode::run<T, LANES, G, EXACT>({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats,    \
                                               counters, out, codes, scales, sums, halves, row_scales, sinks, layer_offset,     \
-                                              scale, n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled,       \
+                                              scale, cap, n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled,  \
                                               each});                                                                          \
     }
 

@@ -6,6 +6,7 @@
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Pages that no
 //            row of a tile sees are not read, nor are their page table entries
 //            scale: log2(e) / sqrt(head_dim)
+//            cap: scores x become cap * tanh(x / cap), in units of log2; or 0: they stay
 //            sinks: f32[n_heads], or null: one more score of each head, whose value is 0; scale does not apply to it
 //            Out, each that is null is not written: out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
@@ -45,10 +46,10 @@ template <u32 HEAD> DEV void run_sized(const Task& t) {
 #define ATTN_PREFILL(NAME, RUN)                                                                                                \
     KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
            const u64* page_base, f32* out, f16* out16, f32* row_scales, f32* part_values, f32* part_stats, u32* counters,      \
-           const f32* sinks, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 table_stride,         \
-           u32 window) {                                                                                                       \
+           const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads, u32 n_kv_heads, u32 head_dim,                  \
+           u32 table_stride, u32 window) {                                                                                     \
         prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, part_values, part_stats,   \
-                      counters, sinks, layer_offset, scale, n_heads, n_kv_heads, head_dim, table_stride, window});             \
+                      counters, sinks, layer_offset, scale, cap, n_heads, n_kv_heads, head_dim, table_stride, window});        \
     }
 
 ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)

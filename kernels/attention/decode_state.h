@@ -74,7 +74,8 @@ template <u32 LANES, u32 G, u32 U> struct State {
 
     // Adds U tokens. The lane's group has token u where `tokens` > u; the others do not count, whatever they hold. `queries`:
     // the lane's part of each query, in LDS, LANES * PART values apart.
-    template <class T> DEV void add(const f32* queries, const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens) {
+    template <class T> DEV void add(const f32* queries, const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens,
+                                f32 cap) {
         f32 score[S::N], key[U][PART];
         UNROLL for (u32 u = 0; u < U; u++) keys[u].unpack(key[u]);
         UNROLL for (u32 g = 0; g < G; g++) {
@@ -87,6 +88,7 @@ template <u32 LANES, u32 G, u32 U> struct State {
             }
         }
         S::template sum<S::N, LANES / 2>(score);
+        UNROLL for (u32 r = 0; r < S::R; r++) score[r] = capped(score[r], cap);
         f32 top = most;
         UNROLL for (u32 r = 0; r < S::R; r++) top = S::token(r) < tokens ? max_f32(top, score[r]) : top;
         UNROLL for (u32 mask = 1; mask < U / S::R; mask *= 2) top = max_f32(top, shfl_xor(top, mask * S::SHARE));

@@ -32,7 +32,7 @@ struct Task {
     u32* counters;
     const f32* sinks;
     u64 layer_offset;
-    f32 scale;
+    f32 scale, cap;
     u32 n_heads, n_kv_heads, head_dim, table_stride, window;
 };
 

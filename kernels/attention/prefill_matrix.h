@@ -88,7 +88,7 @@ template <u32 HEAD> struct MatrixState {
     }
 
     // Writes the scores of the page's tokens to the wave's `scores`: [16][SCORE_STRIDE].
-    DEV void score(const f16* keys, f32* scores) const {
+    DEV void score(const f16* keys, f32* scores, f32 cap) const {
         UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
             Frag::C c = Frag::zero();
             UNROLL for (u32 part = 0; part < S::PARTS; part++) {
@@ -96,7 +96,7 @@ template <u32 HEAD> struct MatrixState {
                               Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
             }
             UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
-                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
+                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = capped(c.get(l), cap);
             }
         }
         wave_sync();
@@ -211,7 +211,7 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
         u32 next = start + KV_PAGE_TOKENS;
         if (next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
         if (start >= wave_length || next <= wave_from) continue;
-        state.score(keys, scores);
+        state.score(keys, scores, t.cap);
         if (start < wave_whole) state.hide(scores, start, t.window);
         state.weigh(scores, weights, start);
         state.add(weights, values);

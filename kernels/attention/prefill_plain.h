@@ -49,7 +49,7 @@ struct PlainState {
         }
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             bool seen = sees(i, start + team_lane());
-            f32 scaled = score[i] * t.scale, top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
+            f32 scaled = capped(score[i] * t.scale, t.cap), top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
             f32 factor = exp2_f32(most[i] - top);
             score[i] = seen ? exp2_f32(scaled - top) : 0.0f;
             most[i] = top;

@@ -10,6 +10,9 @@ constexpr u32 SPLITS_MAX = 128;
 // Less than any score: 2^(NO_SCORE - x) is 0 for every x that occurs, 2^(NO_SCORE - NO_SCORE) is 1.
 constexpr f32 NO_SCORE = -3.0e38f;
 
+// A score, capped: cap * tanh(score / cap), or as it is for a cap of 0. The cap is the same for all lanes.
+DEV f32 capped(f32 score, f32 cap) { return cap == 0.0f ? score : cap * tanh_f32(score / cap); }
+
 // The first of `len` tokens that a row with this window sees. Window 0: the row sees all tokens.
 DEV u32 first_seen(u32 len, u32 window) { return window != 0 && len > window ? len - window : 0; }
 

@@ -39,7 +39,12 @@ pub enum Scores {
     Far,
     /// Near, beside sinks: the first is far above all scores, the second far below, others are among them.
     Sinks,
+    /// Near, and capped.
+    Capped,
 }
+
+/// Cap of [`Scores::Capped`], about as large as the scores.
+pub const CAP: f32 = 1.5;
 
 /// Rows to attend, each a sequence and a position; the last rows of the step may be padding.
 pub struct Rows {
@@ -51,13 +56,15 @@ pub struct Rows {
     pub window: usize,
     /// One for each query head, or none.
     pub sinks: Vec<f32>,
+    /// Cap of scores; 0: none.
+    pub cap: f32,
 }
 
 impl Rows {
     pub fn new(random: &mut Random, heads: Heads, at: &[(u32, u32)]) -> Self {
         let q = random.normals(at.len() * heads.cols());
         let (sequences, positions) = at.iter().copied().unzip();
-        Self { heads, sequences, positions, q, window: 0, sinks: Vec::new() }
+        Self { heads, sequences, positions, q, window: 0, sinks: Vec::new(), cap: 0.0 }
     }
 
     pub fn len(&self) -> usize {
@@ -108,7 +115,7 @@ impl Rows {
     pub fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
         let q = &self.q[row * self.heads.cols()..][..self.heads.cols()];
         let seen = (self.first_seen(row), self.positions[row] as usize);
-        attend(cache, self.sequences[row] as usize, seen, q, &self.sinks)
+        attend(cache, self.sequences[row] as usize, seen, q, (&self.sinks, self.cap))
     }
 
     pub fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {

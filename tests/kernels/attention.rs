@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{Rows, Scores, scale, set_far};
+use crate::attending::{CAP, Rows, Scores, scale, set_far};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -73,6 +73,7 @@ impl Decode<'_> {
             sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
             layer_offset,
             scale: scale(heads),
+            cap: self.rows.cap * std::f32::consts::LOG2_E,
             n_heads: heads.q as u32,
             n_kv_heads: heads.kv as u32,
             head_dim: heads.dim as u32,
@@ -148,6 +149,9 @@ fn check_decode<E: Element>(
     }
     if scores == Scores::Sinks {
         rows.add_sinks(random);
+    }
+    if scores == Scores::Capped {
+        rows.cap = CAP;
     }
     rows.forget_unseen(&mut cache);
     let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
@@ -261,6 +265,7 @@ fn prefill<E: Element>(
         sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
         layer_offset,
         scale: scale(heads),
+        cap: rows.cap * std::f32::consts::LOG2_E,
         n_heads: heads.q as u32,
         n_kv_heads: heads.kv as u32,
         head_dim: heads.dim as u32,
@@ -304,6 +309,9 @@ fn check_prefill<E: Element>(
     }
     if scores == Scores::Sinks {
         rows.add_sinks(random);
+    }
+    if scores == Scores::Capped {
+        rows.cap = CAP;
     }
     rows.forget_unseen(&mut cache);
     let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), 1, size_of::<E>() == 2);
@@ -388,6 +396,15 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
 /// A sink takes its share of a head's weights, once: whether the head's tokens are one split, many, or shared by workgroups.
 #[test]
 fn sinks_take_their_share_of_a_head() {
+    check_variants(Scores::Sinks);
+}
+
+#[test]
+fn capped_scores_are_those_of_f64() {
+    check_variants(Scores::Capped);
+}
+
+fn check_variants(scores: Scores) {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
     for (kernel, at_once, q, kv, dim) in [
@@ -397,7 +414,7 @@ fn sinks_take_their_share_of_a_head() {
     ] {
         for window in [0, 40] {
             let heads = Heads { q, kv, dim };
-            check_decode::<f16>(random, rig, (kernel, at_once), heads, &[1, 64, 321], window, Scores::Sinks);
+            check_decode::<f16>(random, rig, (kernel, at_once), heads, &[1, 64, 321], window, scores);
         }
     }
     for (kernel, q, kv, dim, bound) in [
@@ -407,15 +424,7 @@ fn sinks_take_their_share_of_a_head() {
     ] {
         let heads = Heads { q, kv, dim };
         for window in [0, 40] {
-            check_prefill::<f16>(
-                random,
-                rig,
-                (kernel, bound),
-                heads,
-                &[(0, 70), (90, 40)],
-                window,
-                Scores::Sinks,
-            );
+            check_prefill::<f16>(random, rig, (kernel, bound), heads, &[(0, 70), (90, 40)], window, scores);
         }
     }
 }

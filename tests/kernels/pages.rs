@@ -190,13 +190,13 @@ pub fn first_seen(position: usize, window: usize) -> usize {
 }
 
 /// Attention of a row at `position` to tokens from `first` on, in f64: all query heads in order. `sinks` is empty, or has one more
-/// score for each query head, whose value is 0.
+/// score for each query head, whose value is 0. Scores are capped by `cap`, unless it is 0.
 pub fn attend<E: Element>(
     cache: &Cache<E>,
     sequence: usize,
     (first, position): (usize, usize),
     q: &[f32],
-    sinks: &[f32],
+    (sinks, cap): (&[f32], f32),
 ) -> Vec<Attended> {
     let heads = cache.heads;
     let mut out = Vec::new();
@@ -206,7 +206,8 @@ pub fn attend<E: Element>(
             let key = cache.head(sequence, t, false, kv_head);
             key.iter().zip(q).map(|(k, &q)| k.value() * f64::from(q)).sum::<f64>() / (heads.dim as f64).sqrt()
         };
-        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let capped = |x: f64| if cap == 0.0 { x } else { f64::from(cap) * (x / f64::from(cap)).tanh() };
+        let scores: Vec<f64> = (first..=position).map(|t| capped(score(t))).collect();
         let sink = sinks.get(h).map_or(f64::NEG_INFINITY, |&sink| sink.into());
         let most = scores.iter().fold(sink, |most, &s| most.max(s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();

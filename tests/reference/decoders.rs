@@ -23,9 +23,6 @@ const LOGP_DIFF_MAX: f64 = 1e-4;
 /// activations. The five layers of smollm3 are furthest off, by 2.1e-2.
 const HALF_DIFF_MAX: f64 = 2.5e-2;
 
-/// Architectures with an operation that no kernel computes: a GPU refuses them by the operation's name.
-const CPU_ONLY: [&str; 1] = ["gemma2"];
-
 /// Decoders with their names.
 type Made = Vec<(&'static str, forge::Forge)>;
 
@@ -55,7 +52,7 @@ type Feed = fn(&mut Runner, &[u32]) -> Vec<f32>;
 #[test]
 fn every_architecture_gives_the_reference() {
     let open = |path: &Path| Some(Runner::open(path, best_isa(), ActivationType::F32, KvType::F32));
-    check(open, |runner, ids| runner.feed(ids), LOGP_DIFF_MAX, &[]);
+    check(open, |runner, ids| runner.feed(ids), LOGP_DIFF_MAX);
 }
 
 #[test]
@@ -69,24 +66,17 @@ fn every_architecture_gives_the_reference_on_a_gpu() {
             let (first, rest) = ids.split_at(ids.len().saturating_sub(2).max(1));
             rest.chunks(1).fold(runner.feed(first), |_, token| runner.feed(token))
         };
-        check(|path| on_gpu(path, activations, kv), feed, most, &CPU_ONLY);
+        check(|path| on_gpu(path, activations, kv), feed, most);
     }
 }
 
-/// Compares the runners that `open` makes with the reference, for all models of architectures but `other` and all lengths.
-fn check(open: impl Fn(&Path) -> Option<Runner>, feed: Feed, most: f64, other: &[&str]) {
-    check_list("decoders", forge::decoders(), &open, feed, most, other);
-    check_list("newer", forge::newer_decoders(), &open, feed, most, other);
+/// Compares the runners that `open` makes with the reference, for all models and lengths.
+fn check(open: impl Fn(&Path) -> Option<Runner>, feed: Feed, most: f64) {
+    check_list("decoders", forge::decoders(), &open, feed, most);
+    check_list("newer", forge::newer_decoders(), &open, feed, most);
 }
 
-fn check_list(
-    list: &str,
-    made: Made,
-    open: &impl Fn(&Path) -> Option<Runner>,
-    feed: Feed,
-    most: f64,
-    other: &[&str],
-) {
+fn check_list(list: &str, made: Made, open: &impl Fn(&Path) -> Option<Runner>, feed: Feed, most: f64) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/expected");
     let expected: Expected =
         serde_json::from_str(&fs::read_to_string(dir.join(format!("{list}.json"))).unwrap()).unwrap();
@@ -104,9 +94,6 @@ fn check_list(
             "{name}: the forge made another file than the reference used"
         );
         let want: Vec<f64> = logp.by_ref().take(model.vocab * expected.lengths.len()).collect();
-        if other.contains(&forge.architecture().as_str()) {
-            continue;
-        }
         let path = scratch.path().join(name);
         fs::write(&path, bytes).unwrap();
         let Some(mut runner) = open(&path) else { return };

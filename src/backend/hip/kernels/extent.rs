@@ -349,6 +349,7 @@ mod tests {
             sinks: DevicePtr::NULL,
             layer_offset: 0,
             scale: 1.0,
+            cap: 0.0,
             n_heads: 12,
             n_kv_heads: 2,
             head_dim: 64,

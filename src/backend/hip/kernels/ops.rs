@@ -320,8 +320,10 @@ kernels! { |launch|
         sinks: DevicePtr<f32> [null or n_heads],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
-        /// log2(e) / sqrt(head_dim).
+        /// log2(e) / sqrt(head_dim), so scores are in units of log2.
         scale: f32,
+        /// Scores x become `cap * tanh(x / cap)`, in units of log2; 0 for no cap.
+        cap: f32,
         /// Query heads.
         n_heads: u32,
         /// Key and value heads.
@@ -379,8 +381,10 @@ kernels! { |launch|
         sinks: DevicePtr<f32> [null or n_heads],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
-        /// log2(e) / sqrt(head_dim).
+        /// log2(e) / sqrt(head_dim), so scores are in units of log2.
         scale: f32,
+        /// Scores x become `cap * tanh(x / cap)`, in units of log2; 0 for no cap.
+        cap: f32,
         /// Query heads.
         n_heads: u32,
         /// Key and value heads.

@@ -42,7 +42,6 @@ impl Lower<'_> {
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
-            Op::Attend { cap: Some(_), .. } => Err(limits::operation("attention with capped scores")),
             Op::Attend { .. } => self.attend(number, op),
             Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
             Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
@@ -198,7 +197,7 @@ impl Lower<'_> {
     }
 
     fn attend(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Attend { state, queries, scale, window, sinks, .. } = *op else { return Ok(()) };
+        let Op::Attend { state, queries, scale, window, cap, sinks, .. } = *op else { return Ok(()) };
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
@@ -228,7 +227,8 @@ impl Lower<'_> {
         });
         let scale = log2_scale(scale, head_dim);
         let sinks = sinks.map(|sinks| self.operand(sinks));
-        let unit = Attend { queries, heads, head_dim, kv, scale, window, sinks, windows_at, out, forms };
+        let cap = cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E);
+        let unit = Attend { queries, heads, head_dim, kv, scale, window, cap, sinks, windows_at, out, forms };
         self.emit(Work::Attend(unit), Rows::All);
         if converts { self.convert(wrote) } else { Ok(()) }
     }

@@ -237,6 +237,8 @@ pub struct Attend {
     pub scale: f32,
     /// Most tokens that a row sees; 0 for all.
     pub window: u32,
+    /// Cap of scores, in units of log2; 0 for none.
+    pub cap: f32,
     /// A sink for each query head.
     pub sinks: Option<Operand>,
     /// Index of the window among the program's windows.

@@ -97,6 +97,7 @@ impl Run<'_> {
             sinks,
             layer_offset: unit.kv.offset,
             scale: unit.scale,
+            cap: unit.cap,
             n_heads: unit.heads,
             n_kv_heads: unit.kv.heads,
             head_dim: unit.head_dim,
