@@ -88,7 +88,7 @@ template <u32 HEAD> struct MatrixState {
     }
 
     // Writes the scores of the page's tokens to the wave's `scores`: [16][SCORE_STRIDE].
-    DEV void score(const f16* keys, f32* scores, f32 cap) const {
+    DEV void score(const f16* keys, f32* scores) const {
         UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
             Frag::C c = Frag::zero();
             UNROLL for (u32 part = 0; part < S::PARTS; part++) {
@@ -96,10 +96,18 @@ template <u32 HEAD> struct MatrixState {
                               Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
             }
             UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
-                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = capped(c.get(l), cap);
+                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
             }
         }
         wave_sync();
+    }
+
+    // Caps the wave's `scores`; each lane those that it weighs next. Apart from `score`, which has no register left for it.
+    DEV void hold(f32* scores, f32 cap) const {
+        ROLLED for (u32 i = 0; i < ROW_TOKENS; i++) {
+            const u32 at = row() * SCORE_STRIDE + first_token() + i;
+            scores[at] = capped(scores[at], cap);
+        }
     }
 
     // Removes tokens before the queries' windows from the wave's `scores`; each lane removes those that it weighs next.
@@ -211,7 +219,8 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
         u32 next = start + KV_PAGE_TOKENS;
         if (next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
         if (start >= wave_length || next <= wave_from) continue;
-        state.score(keys, scores, t.cap);
+        state.score(keys, scores);
+        if (t.cap != 0.0f) state.hold(scores, t.cap);
         if (start < wave_whole) state.hide(scores, start, t.window);
         state.weigh(scores, weights, start);
         state.add(weights, values);
