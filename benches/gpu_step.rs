@@ -19,7 +19,7 @@ use rocmforge::backend::hip::{
 };
 use rocmforge::backend::{ActivationType, Backend};
 use rocmforge::model::{Model, ModelId};
-use rocmforge::program::Residence;
+use rocmforge::program::{Op, Residence, TensorId};
 use rocmforge::scheduler::{Engine, EngineOptions, Reuse};
 use serde_json::json;
 
@@ -237,8 +237,20 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
     Ok(best)
 }
 
-/// Bytes of weights that a decode step reads at least, as stored in the file.
+/// Bytes of weights that a decode step of one row reads, as stored in the file: of experts those that a row chooses, on average.
 fn bytes_per_step(model: &Model) -> f64 {
-    let on_device = model.plan.program.tensors().iter().filter(|tensor| tensor.residence != Residence::Host);
-    on_device.map(|tensor| tensor.lazy.byte_len()).sum::<u64>() as f64
+    let program = &model.plan.program;
+    let bytes = |id: TensorId| program.tensor(id).map_or(0, |tensor| tensor.lazy.byte_len()) as f64;
+    let always = program.tensors().iter().filter(|tensor| tensor.residence == Residence::Device);
+    let always = always.map(|tensor| tensor.lazy.byte_len()).sum::<u64>() as f64;
+    let ops = program.parts().iter().flat_map(|part| &part.ops);
+    let chosen = ops.map(|op| match op {
+        Op::Experts { experts, choice, .. } => {
+            let used = program.values().get(choice.0 as usize).map_or(0, |value| value.width);
+            let all: f64 = (0..experts.count).flat_map(|expert| experts.tensors(expert)).map(bytes).sum();
+            all * f64::from(used) / f64::from(experts.count.max(1))
+        }
+        _ => 0.0,
+    });
+    always + chosen.sum::<f64>()
 }
