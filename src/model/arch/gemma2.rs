@@ -5,10 +5,10 @@ use super::Written;
 use super::metadata::Metadata;
 use super::sizes::{Sizes, norm};
 use super::window::{refuse_other_base, window_or};
-use super::writer::{Presence, Writer};
+use super::writer::{Attention, Presence, Writer};
 use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout};
+use crate::program::{NormKind, RopeLayout};
 
 /// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 2;
@@ -48,13 +48,10 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         w.layer(layer);
         let normed = w.norm("attention norm", "attn_norm", rms, x);
         let qkv = w.qkv(heads, normed, Presence::Never);
-        let attended = w.attend_capped(heads, rope, qkv, scale, (windows.of(layer), score_cap));
-        let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Never);
-        w.add_norm("norm after attention", "post_attention_norm", rms, out, x);
-        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let gated = w.gated(normed, sizes.ffn, Activation::Gelu, Presence::Never);
-        let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Never);
-        w.add_norm("norm after feed-forward", "post_ffw_norm", rms, out, x);
+        w.rotate(heads, [rope, rope], qkv);
+        let how = Attention { scale, window: windows.of(layer), cap: score_cap, sinks: None };
+        let attended = w.store_and_attend(heads, qkv, how);
+        w.add_normed_halves(rms, attended, x, sizes.ffn);
     }
     let logits = w.head(rms, x);
     if let Some(cap) = logit_cap {

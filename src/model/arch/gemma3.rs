@@ -7,7 +7,7 @@ use super::window::{Window, window};
 use super::writer::{Presence, Writer};
 use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
+use crate::program::{NormKind, RopeLayout, RopeScaling, RopeSpec};
 
 /// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 6;
@@ -49,12 +49,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let window = windows.of(layer);
         let rope = if window.is_some() { within } else { everywhere };
         let attended = w.attend(heads, rope, qkv, scale, window);
-        let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Never);
-        w.add_norm("norm after attention", "post_attention_norm", rms, out, x);
-        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        let gated = w.gated(normed, sizes.ffn, Activation::Gelu, Presence::Never);
-        let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Never);
-        w.add_norm("norm after feed-forward", "post_ffw_norm", rms, out, x);
+        w.add_normed_halves(rms, attended, x, sizes.ffn);
     }
     let logits = w.head(rms, x);
     if let Some(cap) = cap {

@@ -6,7 +6,7 @@ use super::experts::{self, Experts};
 use super::rope;
 use super::sizes::{Sizes, norm};
 use super::window::{refuse_other_base, window};
-use super::writer::{Presence, Writer};
+use super::writer::{Attention, Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, Gating, NormKind, RopeLayout, RopeScaling};
 
@@ -31,7 +31,10 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         w.layer(layer);
         let normed = w.norm("attention norm", "attn_norm", rms, x);
         let qkv = w.qkv(heads, normed, Presence::Required);
-        let attended = w.attend_with_sinks(heads, rope, qkv, windows.of(layer));
+        w.rotate(heads, [rope, rope], qkv);
+        let sinks = Some(w.sinks(heads));
+        let how = Attention { scale: heads.scale(), window: windows.of(layer), cap: None, sinks };
+        let attended = w.store_and_attend(heads, qkv, how);
         w.add_projection("attention output", "attn_output", attended, x, Presence::Required);
         let normed = w.norm("feed-forward norm", "post_attention_norm", rms, x);
         w.experts(&experts, normed, x);

@@ -79,11 +79,11 @@ pub(super) struct Qkv {
 }
 
 /// Attributes of [`Op::Attend`].
-struct Attention {
-    scale: f32,
-    window: Option<u32>,
-    cap: Option<f32>,
-    sinks: Option<TensorId>,
+pub(super) struct Attention {
+    pub scale: f32,
+    pub window: Option<u32>,
+    pub cap: Option<f32>,
+    pub sinks: Option<TensorId>,
 }
 
 /// A program under construction, written from a file's header.
@@ -334,31 +334,9 @@ impl<'a> Writer<'a> {
         self.attend_rotated(heads, qkv, scale, window)
     }
 
-    /// As [`Writer::attend`], with the sinks `attn_sinks.weight`: one number for each query head.
-    pub fn attend_with_sinks(
-        &mut self,
-        heads: Heads,
-        rope: RopeId,
-        qkv: Qkv,
-        window: Option<u32>,
-    ) -> ValueId {
-        let want = Want::Vector(heads.queries);
-        let sinks = Some(self.required("attention sinks", "attn_sinks.weight", want));
-        self.rotate(heads, [rope, rope], qkv);
-        self.store_and_attend(heads, qkv, Attention { scale: heads.scale(), window, cap: None, sinks })
-    }
-
-    /// As [`Writer::attend`], with a cap of the scores.
-    pub fn attend_capped(
-        &mut self,
-        heads: Heads,
-        rope: RopeId,
-        qkv: Qkv,
-        scale: f32,
-        (window, cap): (Option<u32>, Option<f32>),
-    ) -> ValueId {
-        self.rotate(heads, [rope, rope], qkv);
-        self.store_and_attend(heads, qkv, Attention { scale, window, cap, sinks: None })
+    /// The sinks of a layer's query heads, `attn_sinks.weight`: one number for each.
+    pub fn sinks(&mut self, heads: Heads) -> TensorId {
+        self.required("attention sinks", "attn_sinks.weight", Want::Vector(heads.queries))
     }
 
     /// Rotates queries by the first embedding and keys by the second.
@@ -374,7 +352,8 @@ impl<'a> Writer<'a> {
         self.store_and_attend(heads, qkv, Attention { scale, window, cap: None, sinks: None })
     }
 
-    fn store_and_attend(&mut self, heads: Heads, Qkv { q, k, v }: Qkv, how: Attention) -> ValueId {
+    /// As [`Writer::attend_rotated`], with all attributes.
+    pub fn store_and_attend(&mut self, heads: Heads, Qkv { q, k, v }: Qkv, how: Attention) -> ValueId {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
@@ -453,6 +432,18 @@ impl<'a> Writer<'a> {
         let up = of("biases of expert up projections", "ffn_up_exps", experts.ffn);
         let down = of("biases of expert down projections", "ffn_down_exps", hidden);
         Some([gate?, up?, down?])
+    }
+
+    /// The rest of a layer of Gemma after its attention: the output, and a feed-forward with GELU. Each has a norm of its own before
+    /// it is added to `x`.
+    pub fn add_normed_halves(&mut self, norm: Norm, attended: ValueId, x: ValueId, ffn: usize) {
+        let hidden = self.program.width(x);
+        let out = self.project("attention output", "attn_output", attended, hidden, Presence::Never);
+        self.add_norm("norm after attention", "post_attention_norm", norm, out, x);
+        let normed = self.norm("feed-forward norm", "ffn_norm", norm, x);
+        let gated = self.gated(normed, ffn, Activation::Gelu, Presence::Never);
+        let out = self.project("feed-forward down", "ffn_down", gated, hidden, Presence::Never);
+        self.add_norm("norm after feed-forward", "post_ffw_norm", norm, out, x);
     }
 
     /// The attention half of a layer without a window: the norm of `x`, attention rotated by `rope`, and what the output adds to

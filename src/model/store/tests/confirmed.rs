@@ -9,7 +9,10 @@ fn a_mapped_model_is_leased_without_asking_and_a_changed_one_is_not() {
     assert!(now().is_none(), "not mapped yet");
     let (lease, _) = f.store.acquire(ALICE, "tiny").unwrap();
     let id = lease.model().id;
-    let Some(again) = now() else { return }; // a kernel before 5.12
+    if !confirm::caches_can_be_asked() {
+        return;
+    }
+    let again = now().unwrap();
     assert_eq!((again.model().id, f.store.status(ALICE, "tiny").unwrap().in_use), (id, 2));
     drop((lease, again));
     assert_eq!(f.store.status(ALICE, "tiny").unwrap().in_use, 0);
