@@ -28,6 +28,20 @@ pub struct Door {
     thread: Option<JoinHandle<()>>,
 }
 
+/// A daemon with small models of these names, contexts and chat templates.
+fn rig_of(models: &[(&str, u32, &str)]) -> Rig {
+    let mut rig = Rig::idle();
+    for (name, context, template) in models {
+        let model = tiny_llama(3)
+            .set("llama.context_length", Meta::u32(*context))
+            .set("tokenizer.chat_template", Meta::string(template));
+        std::fs::write(rig.model(name), model.build().bytes).unwrap();
+    }
+    rig.configure("[device]\nbackend = 'cpu'\n");
+    rig.run();
+    rig
+}
+
 impl Door {
     /// A gateway on a port of its own; the daemon has the kept model, and one with a chat template.
     pub fn open() -> Self {
@@ -35,16 +49,14 @@ impl Door {
     }
 
     pub fn open_with(address: &str, tokens: Option<Tokens>, settings: Settings) -> Self {
-        let mut rig = Rig::idle();
-        for (name, context) in [(CHATTY, 2048), (ENDLESS, 32768)] {
-            let model = tiny_llama(3)
-                .set("llama.context_length", Meta::u32(context))
-                .set("tokenizer.chat_template", Meta::string(TEMPLATE));
-            std::fs::write(rig.model(name), model.build().bytes).unwrap();
-        }
-        rig.configure("[device]\nbackend = 'cpu'\n");
-        rig.run();
+        let rig = rig_of(&[(CHATTY, 2048, TEMPLATE), (ENDLESS, 32768, TEMPLATE)]);
         Self::before(rig, address, tokens, settings)
+    }
+
+    /// A gateway before a daemon whose models differ in their names and chat templates.
+    pub fn of_templates(templates: &[(&str, &str)]) -> Self {
+        let models: Vec<_> = templates.iter().map(|(name, template)| (*name, 4096, *template)).collect();
+        Self::before(rig_of(&models), "127.0.0.1:0", None, Settings::default())
     }
 
     /// A gateway before this daemon.

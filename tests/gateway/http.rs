@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::rig::PATIENCE;
 
@@ -20,6 +20,15 @@ impl Response {
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Asserts that the answer is OpenAI's error for that field of the request.
+    #[track_caller]
+    pub fn blames(&self, field: &str) {
+        let error = &self.json()["error"];
+        assert_eq!((self.status, &error["type"]), (400, &json!("invalid_request_error")), "{field}: {error}");
+        assert_eq!(error["param"], field, "{error}");
+        assert!(error["message"].as_str().unwrap().starts_with(&format!("{field}: ")), "{error}");
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {

@@ -232,15 +232,7 @@ fn fields_that_cannot_be_honoured_are_refused_by_name() {
         let mut body = good.clone();
         let field = name.split(['.', '[']).next().unwrap();
         body[field] = if name == "stream_options.exclude" { json!({"exclude": value}) } else { value };
-        let response = door.post("/v1/chat/completions", &body);
-        let error = response.json()["error"].clone();
-        assert_eq!(
-            (response.status, &error["type"]),
-            (400, &json!("invalid_request_error")),
-            "{name}: {error}"
-        );
-        assert_eq!(error["param"], name, "{error}");
-        assert!(error["message"].as_str().unwrap().starts_with(name), "{error}");
+        door.post("/v1/chat/completions", &body).blames(name);
     }
     for (name, value) in [
         ("echo", json!(1)),

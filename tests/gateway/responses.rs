@@ -275,15 +275,7 @@ fn fields_of_responses_that_cannot_be_honoured_are_named() {
         ("invented", json!(1)),
     ] {
         let field = name.split(['.', '[']).next().unwrap();
-        let response = door.post(PATH, &asked(&with(json!({"input": "ab"}), &json!({field: value}))));
-        let error = response.json()["error"].clone();
-        assert_eq!(
-            (response.status, &error["type"]),
-            (400, &json!("invalid_request_error")),
-            "{name}: {error}"
-        );
-        assert_eq!(error["param"], name, "{error}");
-        assert!(error["message"].as_str().unwrap().starts_with(&format!("{name}: ")), "{error}");
+        door.post(PATH, &asked(&with(json!({"input": "ab"}), &json!({field: value})))).blames(name);
     }
     let whole = answered(&door, &json!({"input": "ab"}));
     let place = format!("{PATH}/{}", whole["id"].as_str().unwrap());

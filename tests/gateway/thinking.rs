@@ -1,11 +1,8 @@
 //! Reasoning is turned on and off by the APIs' own fields, in templates that know it.
 
-use rocmforge_gateway::Settings;
 use serde_json::{Value, json};
 
 use crate::door::{CHATTY, Door};
-use crate::forge::{Value as Meta, tiny_llama};
-use crate::rig::Rig;
 
 const OPENAI: &str = "/v1/chat/completions";
 const ANTHROPIC: &str = "/v1/messages";
@@ -32,17 +29,7 @@ const MUSES: &str = "{{ messages[0].content }}{% if thinking %}<think>{% endif %
 const SAYS_NOTHING: &str = "{# enable_thinking #}{{ messages[0].content }}";
 
 fn door() -> Door {
-    let mut rig = Rig::idle();
-    let templates = [(THINKER, TEMPLATE), (GRADED, GRADES), (MUSER, MUSES), (CHATTY, SAYS_NOTHING)];
-    for (name, template) in templates {
-        let model = tiny_llama(3)
-            .set("llama.context_length", Meta::u32(4096))
-            .set("tokenizer.chat_template", Meta::string(template));
-        std::fs::write(rig.model(name), model.build().bytes).unwrap();
-    }
-    rig.configure("[device]\nbackend = 'cpu'\n");
-    rig.run();
-    Door::before(rig, "127.0.0.1:0", None, Settings::default())
+    Door::of_templates(&[(THINKER, TEMPLATE), (GRADED, GRADES), (MUSER, MUSES), (CHATTY, SAYS_NOTHING)])
 }
 
 /// A request for one token in the form of the path's API.

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use crate::common;
 use crate::door::{CHATTY, Door};
-use crate::forge::{Value as Meta, tiny_llama};
 use crate::rig::Rig;
 
 /// A model whose template knows tools, in the form of Hermes and Qwen.
@@ -15,17 +14,8 @@ const TEMPLATE: &str = "{% if tools %}{{ tools|tojson }}<tool_call>{% endif %}{%
     {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments|tojson }}{% endfor %};{% endfor %}assistant:";
 
 fn door() -> Door {
-    let mut rig = Rig::idle();
     let plain = TEMPLATE.replace("tools", "t").replace("tool_calls", "c");
-    for (name, template) in [(CALLER, TEMPLATE), (CHATTY, plain.as_str())] {
-        let model = tiny_llama(3)
-            .set("llama.context_length", Meta::u32(4096))
-            .set("tokenizer.chat_template", Meta::string(template));
-        std::fs::write(rig.model(name), model.build().bytes).unwrap();
-    }
-    rig.configure("[device]\nbackend = 'cpu'\n");
-    rig.run();
-    Door::before(rig, "127.0.0.1:0", None, Settings::default())
+    Door::of_templates(&[(CALLER, TEMPLATE), (CHATTY, &plain)])
 }
 
 fn schema() -> Value {

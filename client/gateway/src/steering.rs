@@ -182,10 +182,7 @@ pub fn text_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     let Some(value) = params.take(NAME) else { return Ok(None) };
     let mut text = Params::inside(NAME, value)?;
     text.only("verbosity", |verbosity| verbosity == "medium")?;
-    let (place, format) = (text.full("format"), text.take("format"));
-    text.finish()?;
-    let Some(format) = format else { return Ok(None) };
-    let mut format = Params::inside(&place, format)?;
+    let Some(mut format) = format_inside(text)? else { return Ok(None) };
     let kind = format.required_text("type")?;
     let form = match kind.as_str() {
         "json_schema" => Some(stated_schema(&mut format)?),
@@ -195,6 +192,13 @@ pub fn text_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     Ok(form)
 }
 
+/// The object `format` of a field that has nothing else.
+fn format_inside(mut field: Params) -> Result<Option<Params>, Failure> {
+    let (place, format) = (field.full("format"), field.take("format"));
+    field.finish()?;
+    format.map(|format| Params::inside(&place, format)).transpose()
+}
+
 /// Takes Anthropic's `output_config`, whose format is a schema.
 pub fn output_config(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     const NAME: &str = "output_config";
@@ -202,10 +206,7 @@ pub fn output_config(params: &mut Params) -> Result<Option<AnswerForm>, Failure>
     let mut config = Params::inside(NAME, value)?;
     // The degree of requests without one.
     config.only("effort", |effort| effort == "high")?;
-    let (place, format) = (config.full("format"), config.take("format"));
-    config.finish()?;
-    let Some(format) = format else { return Ok(None) };
-    let mut format = Params::inside(&place, format)?;
+    let Some(mut format) = format_inside(config)? else { return Ok(None) };
     format.only("type", |kind| kind == "json_schema")?;
     let form = stated_schema(&mut format)?;
     format.finish()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::Response;
-use rocmforge_client::calls::Message;
+use rocmforge_client::calls::{Message, Tool};
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::limits;
 use serde_json::{Map, Value, json};
@@ -24,6 +24,9 @@ use crate::thinking::{Effort, Thinking};
 
 /// Most likely tokens that the daemon reports.
 const TOP_MAX: u32 = limits::TOP_LOGPROBS_MAX as u32;
+
+/// The field that says whether tools must be called.
+pub const CHOICE: &str = "tool_choice";
 
 /// The field that says how much the model shall reason.
 const EFFORT: &str = "reasoning_effort";
@@ -106,8 +109,27 @@ impl Asked {
 
 /// The chat of these messages, with the request's tools.
 fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure> {
-    const CHOICE: &str = "tool_choice";
-    let mut tools = tools(params, function_tool)?;
+    let chat = calling(params, function_tool, |choice| {
+        let place = format!("{CHOICE}.function");
+        let mut function = Params::inside(&place, choice["function"].clone())?;
+        let name = function.required_text("name")?;
+        function.finish()?;
+        Ok(name)
+    })?;
+    let thinking = effort(params, EFFORT)?.map(|effort| Thinking { field: EFFORT, effort });
+    Ok(Chat { messages, thinking, ..chat })
+}
+
+/// Takes tools, whether they must be called, and the template's variables. `named` reads the name of a function that must be.
+///
+/// # Errors
+/// A failure of status 400 for what cannot be honoured, or contradicts the tools.
+pub fn calling(
+    params: &mut Params,
+    one_tool: fn(Params) -> Result<Tool, Failure>,
+    named: fn(Value) -> Result<String, Failure>,
+) -> Result<Chat, Failure> {
+    let mut tools = tools(params, one_tool)?;
     let choice = match params.take(CHOICE) {
         None => Choice::Auto,
         Some(value) if value == "auto" => Choice::Auto,
@@ -116,13 +138,7 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
             Choice::Auto
         }
         Some(value) if value == "required" => Choice::Any,
-        Some(value) if value["type"] == "function" => {
-            let place = format!("{CHOICE}.function");
-            let mut function = Params::inside(&place, value["function"].clone())?;
-            let name = function.required_text("name")?;
-            function.finish()?;
-            Choice::Named(name)
-        }
+        Some(value) if value["type"] == "function" => Choice::Named(named(value)?),
         Some(value) => {
             let reason = format!(
                 "{} cannot be honoured here: none, auto, required, or one function's name",
@@ -132,9 +148,7 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
         }
     };
     let single = !params.flag("parallel_tool_calls")?.unwrap_or(true) || matches!(choice, Choice::Named(_));
-    let variables = variables(params)?;
-    let thinking = effort(params, EFFORT)?.map(|effort| Thinking { field: EFFORT, effort });
-    let chat = Chat { messages, tools, choice, single, variables, thinking };
+    let chat = Chat { tools, choice, single, variables: variables(params)?, ..Chat::default() };
     chat.check(CHOICE)?;
     Ok(chat)
 }
@@ -143,7 +157,7 @@ fn of_tools(params: &mut Params, messages: Vec<Message>) -> Result<Chat, Failure
 ///
 /// # Errors
 /// A failure of status 400 if they are no object.
-pub fn variables(params: &mut Params) -> Result<Map<String, Value>, Failure> {
+fn variables(params: &mut Params) -> Result<Map<String, Value>, Failure> {
     const NAME: &str = "chat_template_kwargs";
     match params.take(NAME) {
         None => Ok(Map::new()),

@@ -42,6 +42,19 @@ const HARMLESS: [&str; 7] = [
     "store",
 ];
 
+/// Takes how tokens are drawn.
+fn sampling(params: &mut Params) -> Result<SamplingOptions, Failure> {
+    Ok(SamplingOptions {
+        temperature: params.number("temperature", 0.0..=2.0)?.unwrap_or(TEMPERATURE),
+        top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
+        // Not OpenAI's, but common among servers of this API.
+        top_k: params.whole("top_k", 0..=u32::MAX)?.unwrap_or(0),
+        min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+        seed: params.seed("seed")?,
+        top_logprobs: 0,
+    })
+}
+
 /// The fields that chat completions and completions have in common.
 struct Common {
     model: String,
@@ -60,15 +73,7 @@ impl Common {
         let model = params.required_text("model")?;
         let stream = params.flag("stream")?.unwrap_or(false);
         let include_usage = stream_options(params)?;
-        let sampling = SamplingOptions {
-            temperature: params.number("temperature", 0.0..=2.0)?.unwrap_or(TEMPERATURE),
-            top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
-            // Not OpenAI's, but common among servers of this API.
-            top_k: params.whole("top_k", 0..=u32::MAX)?.unwrap_or(0),
-            min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
-            seed: params.seed("seed")?,
-            top_logprobs: 0,
-        };
+        let sampling = sampling(params)?;
         let stop = params.stops("stop")?;
         let count = params.whole("n", 1..=COUNT_MAX)?.unwrap_or(1);
         let (penalties, samplers) = (openai_penalties(params)?, samplers(params)?);

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use self::items::{Messages, listed};
 use self::told::Told;
-use super::chat::{effort, variables};
-use super::{HARMLESS, TEMPERATURE};
+use super::chat::{CHOICE, calling, effort};
+use super::{HARMLESS, TEMPERATURE, sampling};
 use crate::Gateway;
 use crate::access::Identity;
-use crate::chat::{Chat, Choice, cut, message, tool, tools};
+use crate::chat::{Chat, cut, message, tool};
 use crate::clock::unix_seconds;
 use crate::events;
 use crate::failure::Failure;
@@ -191,17 +191,9 @@ impl Asked {
         let items = store.then(|| input.iter().map(Value::to_string).collect::<Vec<_>>().join(","));
         let mut messages = Messages::default();
         messages.read(input)?;
-        let sampling = SamplingOptions {
-            temperature: params.number("temperature", 0.0..=2.0)?.unwrap_or(TEMPERATURE),
-            top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
-            // Not OpenAI's, but common among servers of this API.
-            top_k: params.whole("top_k", 0..=u32::MAX)?.unwrap_or(0),
-            min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
-            seed: params.seed("seed")?,
-            top_logprobs: 0,
-        };
+        let sampling = sampling(&mut params)?;
         let max_tokens = params.whole("max_output_tokens", 1..=u32::MAX)?.unwrap_or(0);
-        let mut chat = of_tools(&mut params)?;
+        let mut chat = calling(&mut params, one_tool, named_function)?;
         chat.messages = messages.finish();
         chat.thinking = reasoning(&mut params)?;
         let (form, grammar) = (text_format(&mut params)?, grammar(&mut params)?);
@@ -268,37 +260,13 @@ fn repeated(params: &Params) -> Value {
     })
 }
 
-/// A chat of the request's tools, without messages.
-fn of_tools(params: &mut Params) -> Result<Chat, Failure> {
-    const CHOICE: &str = "tool_choice";
-    let mut tools = tools(params, one_tool)?;
-    let choice = match params.take(CHOICE) {
-        None => Choice::Auto,
-        Some(value) if value == "auto" => Choice::Auto,
-        Some(value) if value == "none" => {
-            tools.clear();
-            Choice::Auto
-        }
-        Some(value) if value == "required" => Choice::Any,
-        Some(value) if value["type"] == "function" => {
-            let mut function = Params::inside(CHOICE, value)?;
-            function.take("type");
-            let name = function.required_text("name")?;
-            function.finish()?;
-            Choice::Named(name)
-        }
-        Some(value) => {
-            let reason = format!(
-                "{} cannot be honoured here: none, auto, required, or one function's name",
-                cut(&value.to_string())
-            );
-            return Err(params.refuse(CHOICE, reason));
-        }
-    };
-    let single = !params.flag("parallel_tool_calls")?.unwrap_or(true) || matches!(choice, Choice::Named(_));
-    let chat = Chat { tools, choice, single, variables: variables(params)?, ..Chat::default() };
-    chat.check(CHOICE)?;
-    Ok(chat)
+/// The name of the function that must be called.
+fn named_function(choice: Value) -> Result<String, Failure> {
+    let mut function = Params::inside(CHOICE, choice)?;
+    function.take("type");
+    let name = function.required_text("name")?;
+    function.finish()?;
+    Ok(name)
 }
 
 fn one_tool(mut params: Params) -> Result<Tool, Failure> {
