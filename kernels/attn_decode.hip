@@ -1,6 +1,9 @@
 // attn_decode: out = softmax(q . K / sqrt(head_dim)) V, causal, for few rows, each row's tokens split over blocks
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; rows: u32[R], the rows to do, or null for 0..R
+//            qkv: f32[M][(n_heads + 2 * n_kv_heads) * head_dim], or null. Where it is not null, the kernel norms and rotates as
+//            rope_kv does, to the same bits, and q is not read. It writes each row's key and value to their pages. q_norm, k_norm, angles,
+//            eps, rope_dims, pairs_by_halves: as there
 //            positions, row_seq: u32[M]; NO_SEQUENCE: the result is 0; page_tables, page_base, layer_offset: common/pages.h
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
 //            the window are not read, nor are page table entries of pages that hold only such tokens
@@ -14,7 +17,7 @@
 //            halves, row_scales: X16 rows, in tiles where `tiled` is 1; their scales are 1, as a mean of f16 values fits f16
 // Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; a block does g query
 //            heads of a KV head, so that it reads keys and values once for them
-// Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
+// Requires   with qkv: no two rows of one sequence. g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
 //            4, and f16 pages
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256. split_tokens
 //            (attention/splits.h) cuts a row by its position; a row has the splits that reach into its window. A block takes `each`
@@ -23,11 +26,13 @@
 // Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, grid, `each` or wave size
 // Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2
 //            A8, X16: the bounds of tests/kernels/forms.rs around the f32 result; X16: 2^-11 * |f32 result| + 2^-25
-// Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
+// Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs; with qkv: rope_kv
+//            and attention of its results, bit for bit, in tests/kernels/making.rs
 // Moves      4 * head_dim bytes (f16 pages) in per token and KV head, once per block of g heads; memory-bound, and bound by
 //            latency at short lengths
 #include "prelude/prelude.h"
 #include "common/activation.h"
+#include "common/heads.h"
 #include "common/pages.h"
 #include "common/reduce.h"
 #include "attention/decode_state.h"
@@ -39,6 +44,16 @@ constexpr u32 THREADS = 256, TEAMS = THREADS / TEAM;
 constexpr u32 EXCHANGE = 4096;
 // Most values of a block's heads: g * head_dim.
 constexpr u32 RESULT = 1024;
+
+// Heads that the kernel makes itself; a null qkv: they are made.
+struct Source {
+    const f32* qkv;
+    const f32* q_norm;
+    const f32* k_norm;
+    const f32* angles;
+    f32 eps;
+    u32 rope_dims, pairs_by_halves;
+};
 
 // The launch's arguments.
 struct Task {
@@ -61,6 +76,7 @@ struct Task {
     u64 layer_offset;
     f32 scale, cap;
     u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each;
+    Source source;
 
     // Splits that the scratch has room for.
     DEV u32 room() const { return grid_y() * each; }
@@ -102,6 +118,8 @@ struct Place {
     }
     // Whether the block has a next split.
     DEV bool has_next() const { return split + 1 < split_end; }
+    // Whether the row's own token is in the block's last split.
+    DEV bool has_newest() const { return split_end == splits; }
 };
 
 // LDS of a block.
@@ -322,6 +340,14 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
             load_part<T, EXACT>(values[u], pages.values_of((T*)places[u]), part, head_dim);
         }
     }
+    // Puts the row's own token, number `token`, in place of what its page held when it was read. `newest`: its key, then its value.
+    DEV void renew(u32 start, u32 token, const T* newest) {
+        UNROLL for (u32 u = 0; u < U; u++) {
+            if (start + u * GROUPS + group != token) continue;
+            load_part<T, EXACT>(keys[u], newest, part, head_dim);
+            load_part<T, EXACT>(values[u], newest + LANES * PART, part, head_dim);
+        }
+    }
     // The group's tokens from `start` on.
     DEV u32 have(u32 start, u32 end) const {
         const u32 left = end - start;
@@ -329,15 +355,51 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
     }
 };
 
-// Adds a split's tokens, the first of which are on their way; the first of the block's next split are at its end.
+// Makes the block's heads: queries, scaled, to lds.queries; where the row's own token is the block's, its key and value to `newest`
+// and, from one block of the KV head, to their page.
 template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
-DEV void add_split(const Place& at, const Shared& lds, f32 cap, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state) {
+DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Walk<T, LANES, U, EXACT>& walk, T* newest) {
+    constexpr u32 WIDTH = LANES * PART;
+    const Source& of = t.source;
+    const u32 items = G + (at.has_newest() ? 2 : 0), all = t.n_heads + 2 * t.n_kv_heads, position = at.len - 1;
+    // All teams of a wave take part in sums: past the last head they repeat it and store nothing.
+    ROLLED for (u32 first = 0; first < items; first += TEAMS) {
+        const u32 item = min_u32(first + team_id(), items - 1);
+        const bool is_key = item == G, is_value = item == G + 1;
+        const u32 kv = t.n_heads + (is_value ? t.n_kv_heads : 0) + at.kv_head;
+        const u32 number = item < G ? at.first_head + min_u32(item, at.heads - 1) : kv;
+        Head head{{}, {}, t.head_dim, of.rope_dims, of.pairs_by_halves != 0};
+        head.load(of.qkv + ((u64)at.row * all + number) * t.head_dim);
+        if (of.q_norm || of.k_norm) head.norm(is_value ? nullptr : is_key ? of.k_norm : of.q_norm, of.eps);
+        if (!is_value) head.rotate(of.angles + (u64)position * of.rope_dims);
+        if (first + team_id() >= items) continue;
+        if (item < G) {
+            f32* to = lds.queries + item * WIDTH;
+            head.scale(t.scale);
+            head.store(to);
+            if (EXACT) continue;
+            for (u32 d = t.head_dim + team_lane(); d < WIDTH; d += TEAM) to[d] = 0.0f;
+        } else {
+            head.store(newest + (item - G) * WIDTH);
+            if (at.first_head != at.kv_head * (t.n_heads / t.n_kv_heads)) continue;
+            T* key = walk.pages.key(position);
+            head.store(is_value ? walk.pages.values_of(key) : key);
+        }
+    }
+}
+
+// Adds a split's tokens, the first of which are on their way; the first of the block's next split are at its end. `newest`: as
+// renew() takes it; not read where pages hold all tokens.
+template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
+DEV void add_split(const Place& at, const Shared& lds, f32 cap, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state,
+                   const T* newest, bool makes) {
     for (u32 start = at.start;;) {
         const u32 next = start + walk.GROUPS * U;
         const bool is_last = next >= at.end;
         // The next addresses are on their way while these tokens are added.
         if (!is_last) walk.find(next, at.end);
         else if (at.has_next()) walk.find(at.end, min_u32(at.end + at.tokens, at.len));
+        if (makes && is_last && at.end == at.len) walk.renew(start, at.len - 1, newest);
         state.add(lds.queries + walk.part * PART, walk.keys, walk.values, walk.have(start, at.end), cap);
         if (!is_last || at.has_next()) walk.fetch();
         if (is_last) return;
@@ -354,6 +416,7 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     LDS(most, f32[8]);
     LDS(sums, f32[8]);
     LDS(queries, f32[G * LANES * PART]);
+    LDS(newest, T[2 * LANES * PART]);
     Shared lds{exchange, team_most, team_sums, most, sums, result, weights, queries};
     // Rows, positions and page tables were copied before the step's first launch, which ended long ago.
     Place at(t, G);
@@ -370,13 +433,18 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     Walk<T, LANES, U, EXACT> walk(t, at);
     // Addresses, then tokens, then queries: at short lengths these loads are most of the time.
     walk.find(at.start, at.end);
+    const bool makes = t.source.qkv != nullptr;
+    // Earlier steps wrote all tokens but the row's own. For heads of any size, registers would not suffice.
+    if (EXACT && makes) walk.fetch();
     wait_for_predecessor();
-    walk.fetch();
-    take_queries<LANES, G, EXACT>(t, at, lds);
+    if (EXACT && !makes) walk.fetch();
+    if (makes) make_heads<T, LANES, G, U, EXACT>(t, at, lds, walk, newest);
+    else take_queries<LANES, G, EXACT>(t, at, lds);
+    if (!EXACT) walk.fetch();
     barrier_lds();
     for (;;) {
         State<LANES, G, U> state;
-        add_split<T, LANES, G, U, EXACT>(at, lds, t.cap, walk, state);
+        add_split<T, LANES, G, U, EXACT>(at, lds, t.cap, walk, state, newest, makes);
         join_block(TeamState<LANES, G>(state), lds, t.head_dim);
         if (at.splits == 1) break;
         hand_in<EXACT>(t, at, lds);
@@ -399,14 +467,15 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
 } // namespace attn_decode
 
 #define ATTN_DECODE(NAME, T, LANES, G, EXACT)                                                                                  \
-    KERNEL_TWICE(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
+    KERNEL_TWICE(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,   \
            const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,           \
            i16* sums, f16* halves, f32* row_scales, const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads,       \
-           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each) {                      \
+           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each, const f32* qkv,        \
+           const f32* q_norm, const f32* k_norm, const f32* angles, f32 eps, u32 rope_dims, u32 pairs_by_halves) {             \
         attn_decode::run<T, LANES, G, EXACT>({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats,    \
                                               counters, out, codes, scales, sums, halves, row_scales, sinks, layer_offset,     \
                                               scale, cap, n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled,  \
-                                              each});                                                                          \
+                                              each, {qkv, q_norm, k_norm, angles, eps, rope_dims, pairs_by_halves}});          \
     }
 
 ATTN_DECODE(attn_decode_f16_64_1, f16, 8, 1, true)

@@ -82,6 +82,13 @@ impl Decode<'_> {
             window: self.rows.window as u32,
             tiled: 0,
             each: self.each as u32,
+            qkv: DevicePtr::NULL,
+            q_norm: DevicePtr::NULL,
+            k_norm: DevicePtr::NULL,
+            angles: DevicePtr::NULL,
+            eps: 0.0,
+            rope_dims: 0,
+            pairs_by_halves: 0,
         };
         let grid = Grid::xyz(blocks as u32, groups as u32, count as u32);
         // Launches twice: the arrival counter must be reset for the next launch.

@@ -1,7 +1,7 @@
 //! Routing to experts, and the sum of their results.
 
+use rocmforge::backend::hip::kernels::experts::{Combine, GroupPairs, Route};
 use rocmforge::backend::hip::kernels::matmul::choice::ExpertTiles;
-use rocmforge::backend::hip::kernels::ops::{Combine, GroupPairs, Route};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use crate::random::Random;

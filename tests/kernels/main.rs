@@ -18,11 +18,13 @@ mod gated;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod lookalike;
+mod making;
 mod matmul;
 mod norm;
 mod pages;
 mod random;
 mod rig;
 mod rope;
+mod router;
 mod rows;
 mod sample;

@@ -159,6 +159,11 @@ impl<E: Element> Cache<E> {
         self.device.insert(Device { pages, tables, bases: rig.upload(&bases) })
     }
 
+    /// The buffers of the last upload.
+    pub fn device(&self) -> &Device {
+        self.device.as_ref().unwrap()
+    }
+
     /// The device's content as bits: `T` must be as large as `E`.
     pub fn download<T: zerocopy::FromBytes + IntoBytes + Clone>(&self, rig: &Rig) -> Vec<T> {
         rig.download(&self.device.as_ref().unwrap().pages)

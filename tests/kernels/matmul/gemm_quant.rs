@@ -2,8 +2,8 @@
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
+use rocmforge::backend::hip::kernels::experts::GroupPairs;
 use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
-use rocmforge::backend::hip::kernels::ops::GroupPairs;
 use rocmforge::backend::hip::kernels::types::{Columns, TWO_TYPES, weight_type};
 use rocmforge::backend::hip::kernels::{MatrixUnit, thresholds};
 use rocmforge::tensor::DType;

@@ -262,8 +262,9 @@ pub fn only(used: bool, count: impl Into<Count>) -> Count {
 
 #[cfg(test)]
 mod tests {
+    use super::super::experts::Route;
     use super::super::matmul::{Dequant, GemmF16, GemvA8, GemvGatedF32, Repack, RepackRows, choice};
-    use super::super::ops::{AddRows, AttnDecode, NormF32, RopeKv, Route, SampleGreedy};
+    use super::super::ops::{AddRows, AttnDecode, NormF32, RopeKv, SampleGreedy};
     use super::*;
 
     /// Allows a launch whose pointers have exactly these lengths, and refuses it when one of them is shorter by one.
@@ -358,6 +359,13 @@ mod tests {
             window: 0,
             tiled: 0,
             each: 1,
+            qkv: DevicePtr::NULL,
+            q_norm: DevicePtr::NULL,
+            k_norm: DevicePtr::NULL,
+            angles: DevicePtr::NULL,
+            eps: 0.0,
+            rope_dims: 0,
+            pairs_by_halves: 0,
         }
     }
 

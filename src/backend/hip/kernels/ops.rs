@@ -276,9 +276,12 @@ kernels! { |launch|
         attn_decode_f32_any_1,
         attn_decode_f32_any_4: 4,
     ] {
-        /// f32 `[M][n_heads * head_dim]`. `rows` decides which rows.
+        /// f32 `[M][n_heads * head_dim]`. `rows` decides which rows. Not read with `qkv`.
         q: DevicePtr<f32> [
-            at least named(rows, launch.z, n_heads * head_dim, launch.heads(n_heads, n_kv_heads) * head_dim)
+            at least only(
+                qkv.is_null(),
+                named(rows, launch.z, n_heads * head_dim, launch.heads(n_heads, n_kv_heads) * head_dim)
+            )
         ],
         /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32> [null or launch.z],
@@ -340,6 +343,28 @@ kernels! { |launch|
         tiled: u32,
         /// Splits that a workgroup takes, one after the other.
         each: u32,
+        /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`: heads before norm and rotation, which the kernel makes
+        /// itself, no two rows of one sequence; or null. `rows` decides which rows.
+        qkv: DevicePtr<f32> [
+            null or at least named(
+                rows,
+                launch.z,
+                (n_heads + 2 * n_kv_heads) * head_dim,
+                (launch.heads(n_heads, n_kv_heads) + 2 * n_kv_heads) * head_dim
+            )
+        ],
+        /// f32 `[head_dim]`, or null.
+        q_norm: DevicePtr<f32> [null or head_dim],
+        /// f32 `[head_dim]`, or null.
+        k_norm: DevicePtr<f32> [null or head_dim],
+        /// f32 `[positions][rope_dims / 2][2]`. `positions` decides which are read.
+        angles: DevicePtr<f32> [at least rope_dims],
+        /// Epsilon of the per-head norm.
+        eps: f32,
+        /// Values of a head that rotate; 0 without `qkv`.
+        rope_dims: u32,
+        /// 1 pairs the two halves of a head, 0 pairs neighbours.
+        pairs_by_halves: u32,
     }
 
     /// Attention of many rows. Grid: KV heads, tiles, workgroups that share a tile's tokens; 4 waves per workgroup.
@@ -446,55 +471,6 @@ kernels! { |launch|
         top_stride: u32,
     }
 
-    /// Chooses the experts of each row. Grid: 8 rows per workgroup.
-    Route [route] {
-        /// f32 `[M][count]`.
-        logits: DevicePtr<f32> [rows.at_least(1) * count],
-        /// f32 `[count]`, added to the chances for the choice; or null.
-        bias: DevicePtr<f32> [null or count],
-        /// `[M]`: page table of each row; a padding row gets no experts.
-        row_seq: DevicePtr<u32> [rows.at_least(1)],
-        /// Address of each expert, 0 if it is absent; or null.
-        table: DevicePtr<u64> [null or count],
-        /// `[M][used]`, best first.
-        experts: DevicePtr<u32> [rows * used],
-        /// f32 `[M][used]`.
-        weights: DevicePtr<f32> [rows * used],
-        /// `[1]`: becomes 1 when a row chose an absent expert; or null.
-        absent: DevicePtr<u32> [null or 1],
-        /// Factor of the weights.
-        scale: f32,
-        /// Number of rows, M.
-        rows: u32,
-        /// Number of experts, at most 512.
-        count: u32,
-        /// Experts per row.
-        used: u32,
-        /// 1 normalises weights over the chosen experts, 0 over all, or not at all if chances are sigmoids.
-        normalise: u32,
-        /// 1 makes chances by a sigmoid of each logit, 0 by a softmax over all.
-        sigmoid: u32,
-    }
-
-    /// Sorts pairs of a row and an expert by expert, in tiles of at most `size`. Grid:
-    /// [`super::matmul::choice::ExpertTiles::group_grid`].
-    GroupPairs [group_pairs] {
-        /// `[pairs]`: expert of each pair.
-        experts: DevicePtr<u32> [pairs],
-        /// `[pairs]`: pair numbers, expert by expert.
-        members: DevicePtr<u32> [pairs],
-        /// `[tiles_max][4]`: expert, first of `members`, pairs, 0.
-        tiles: DevicePtr<u32> [4 * tiles_max.at_least(pairs.min(pairs / size + count))],
-        /// Number of pairs.
-        pairs: u32,
-        /// Number of experts, at most 512.
-        count: u32,
-        /// Most pairs of a tile.
-        size: u32,
-        /// Entries of `tiles`.
-        tiles_max: u32,
-    }
-
     /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values per workgroup, rows.
     AddRows [add_rows] {
         /// f32, row m at `m * x_stride`.
@@ -553,21 +529,4 @@ kernels! { |launch|
         cols: u32,
     }
 
-    /// Residual += weighted sum of the experts' results. Grid: 1024 values per workgroup, rows.
-    Combine [combine] {
-        /// f32 `[pairs][cols]`.
-        results: DevicePtr<f32> [launch.y * used * cols],
-        /// f32 `[M][used]`.
-        weights: DevicePtr<f32> [launch.y * used],
-        /// `[pairs]`: the expert of each pair, or null: there are no biases.
-        experts: DevicePtr<u32> [null or launch.y * used],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
-        /// f32 `[M][cols]`.
-        residual: DevicePtr<f32> [launch.y * cols],
-        /// Experts of a row.
-        used: u32,
-        /// Values of a row.
-        cols: u32,
-    }
 }

@@ -31,6 +31,8 @@ pub struct Layout {
     pub tiles: usize,
     /// The first rows, which are in no tile. All rows if there are no tiles.
     pub alone: usize,
+    /// No two rows are of one sequence, and there are no tiles.
+    pub apart: bool,
     /// Bytes from one row's embedding to the next.
     pub embedding_bytes: usize,
 }

@@ -88,6 +88,15 @@ pub fn open_bytes(bound: &Bound, program: &Program) -> u64 {
     scratch::bytes(bound).saturating_add(others)
 }
 
+/// Whether no two rows are of one sequence.
+fn are_apart(batch: &StepBatch<'_>) -> bool {
+    let mut seen = vec![false; batch.page_tables.len() / batch.page_table_stride.max(1)];
+    batch.row_sequences.iter().all(|&sequence| {
+        // The batch was checked: each sequence has a table.
+        seen.get_mut(sequence as usize).is_some_and(|seen| !std::mem::replace(seen, true))
+    })
+}
+
 impl OpenModel {
     /// Allocates memory for a program, with an empty pool of `pages` KV pages.
     ///
@@ -148,6 +157,7 @@ impl OpenModel {
             stride: batch.page_table_stride,
             tiles: tiles.len(),
             alone,
+            apart: tiles.is_empty() && are_apart(batch),
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows, modes).filter(|_| self.step.deferred) {
@@ -285,7 +295,7 @@ impl OpenModel {
             return Ok(());
         };
         addresses.look_up(loads, &self.program, part, unit, weights)?;
-        if matches!(unit.work, Work::Heads(_)) {
+        if unit.work.turns() {
             // Not before: a model's first tables take the host some ms, in which its first layers are already in flight.
             self.ropes.cover(loads.device, loads.stream, &self.program, self.step.positions)?;
         }

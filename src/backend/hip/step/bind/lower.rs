@@ -8,7 +8,7 @@ use super::heads::Group;
 use super::planes::{PlaneId, Planes};
 use super::unit::{Add, Choice, Convert, Home, Operand, Unit, View, Work};
 use super::uses::{Uses, Version, VersionId};
-use super::{Bound, BoundPart, ScratchNeed, limits};
+use super::{Bound, BoundPart, ScratchNeed, limits, neighbours};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::kv::KvLayout;
 use crate::backend::hip::step::scratch::padded;
@@ -125,6 +125,7 @@ impl Lower<'_> {
         if let Some(rows) = self.last_rows {
             self.planes.keep(rows.plane);
         }
+        neighbours::hand_over(&mut self.parts, &mut self.planes);
         let (slots, places) = self.planes.place();
         Ok(Bound {
             parts: self.parts,

@@ -1,14 +1,15 @@
 //! Binding: the units that compute a program, and the place of each value between them.
 //!
 //! Binding asks no device: the same program, limits and modes always give the same result. `uses` tracks the values,
-//! `fusions` finds operations for one kernel, `lower` turns the rest into units. [`planes`] assigns memory, and
-//! `limits` refuses what no kernel computes, by name.
+//! `fusions` finds operations for one kernel, and `lower` turns the rest into units. `neighbours` joins units that
+//! one kernel can compute at few rows. [`planes`] assigns memory, and `limits` refuses by name.
 
 mod forms;
 mod fusions;
 mod heads;
 mod limits;
 mod lower;
+mod neighbours;
 mod ops;
 mod planes;
 #[cfg(test)]

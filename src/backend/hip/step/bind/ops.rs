@@ -228,7 +228,21 @@ impl Lower<'_> {
         let scale = log2_scale(scale, head_dim);
         let sinks = sinks.map(|sinks| self.operand(sinks));
         let cap = cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E);
-        let unit = Attend { queries, heads, head_dim, kv, scale, window, cap, sinks, windows_at, out, forms };
+        let source = None;
+        let unit = Attend {
+            queries,
+            heads,
+            head_dim,
+            kv,
+            scale,
+            window,
+            cap,
+            sinks,
+            windows_at,
+            out,
+            forms,
+            source,
+        };
         self.emit(Work::Attend(unit), Rows::All);
         if converts { self.convert(wrote) } else { Ok(()) }
     }
@@ -325,7 +339,8 @@ impl Lower<'_> {
         self.choices.insert(wrote, (choice, at));
         let bias = bias.map(|bias| self.operand(bias));
         let (count, sets) = (from.width, Vec::new());
-        let unit = Route { logits: view, count, gating, bias, normalise, scale, out: choice, sets };
+        let (out, router) = (choice, None);
+        let unit = Route { logits: view, count, gating, bias, normalise, scale, out, sets, router };
         self.emit(Work::Route(unit), Rows::All);
         Ok(())
     }

@@ -247,6 +247,9 @@ pub struct Attend {
     pub out: Home,
     /// Form that readers want, exactly one.
     pub forms: Wanted,
+    /// Heads that it attends with, if no other unit makes or reads them. Where each row is alone in its sequence, attention
+    /// makes them itself.
+    pub source: Option<Heads>,
 }
 
 /// `activation(gate x) * (up x)`.
@@ -304,6 +307,17 @@ pub struct Route {
     pub out: Choice,
     /// Numbers of the part's expert sets that use the choice.
     pub sets: Vec<usize>,
+    /// The norm and the product that make the logits, if nothing else reads these. At few rows one launch computes all.
+    pub router: Option<Router>,
+}
+
+/// The units that make the logits of a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Router {
+    /// Norm of the rows, to f32 for the product alone, and to forms for others.
+    pub norm: Norm,
+    /// The product of one matrix.
+    pub product: Products,
 }
 
 /// The chosen experts' work, on pairs of a row and an expert.
@@ -406,6 +420,11 @@ pub struct ExpertSet {
 }
 
 impl Work {
+    /// Whether the unit may turn heads, and so reads the rotary tables.
+    pub fn turns(&self) -> bool {
+        matches!(self, Self::Heads(_) | Self::Attend(Attend { source: Some(_), .. }))
+    }
+
     /// The planes that the unit reads or writes.
     pub fn planes(&self) -> Vec<PlaneId> {
         let of = |homes: &[Home], views: &[Option<View>], more: &[PlaneId]| {
@@ -419,10 +438,17 @@ impl Work {
             Self::Convert(convert) => of(&[convert.home], &[], &[]),
             Self::Products(products) => of(&[products.from], &[Some(products.out)], &[]),
             Self::Heads(heads) => of(&[], &[Some(heads.from), heads.queries.map(|(_, view)| view)], &[]),
-            Self::Attend(attend) => of(&[attend.out], &[Some(attend.queries)], &[]),
+            Self::Attend(Attend { queries, out, source, .. }) => {
+                of(&[*out], &[Some(*queries), source.map(|heads| heads.from)], &[])
+            }
             Self::GatedProducts(gated) => of(&[gated.from, gated.out], &[gated.both], &[]),
             Self::Gate(gate) => of(&[gate.out], &[Some(gate.gate), gate.up], &[]),
-            Self::Route(Route { logits, out, .. }) => of(&[], &[Some(*logits)], &[out.chosen, out.weights]),
+            Self::Route(Route { logits, out, router, .. }) => {
+                let of_router = |router: &Router| [router.norm.out, router.product.from];
+                let homes = router.as_ref().map_or(Vec::new(), |router| of_router(router).to_vec());
+                let rows = router.as_ref().map(|router| router.norm.from);
+                of(&homes, &[Some(*logits), rows], &[out.chosen, out.weights])
+            }
             Self::Experts(Experts { choice, from, out, gated, both, results, grouped, .. }) => {
                 let mut more = vec![choice.chosen, choice.weights, *results];
                 more.extend(grouped.iter().flat_map(|grouped| [grouped.members, grouped.tiles]));

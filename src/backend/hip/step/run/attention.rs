@@ -1,6 +1,7 @@
 //! Decode attention: few rows, each split over workgroups. Also decides which rows take which attention.
 
 use super::forms::A8;
+use super::heads::Source;
 use super::prefill::TILE_QUERIES;
 use super::{Run, Weights};
 use crate::backend::hip::kernels::Kernel;
@@ -115,7 +116,10 @@ impl Run<'_> {
     /// Runs attention, with the result in the form that its reader wants. The step's first rows go to decode attention, and
     /// tiles of neighbouring rows to prefill attention.
     pub(super) fn attend(&self, unit: &Attend, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
-        let sinks = weights.optional(unit.sinks);
+        let makes = unit.source.is_some() && self.layout.apart;
+        if let Some(heads) = unit.source.filter(|_| !makes) {
+            self.heads(&heads, rows, weights)?;
+        }
         let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
         let group = unit.heads / unit.kv.heads.max(1);
         let (modes, kv) = (self.bound.modes, self.bound.modes.kv);
@@ -126,9 +130,10 @@ impl Run<'_> {
             Form::Float => false,
         };
         let decoded = if tiles { self.layout.alone } else { self.layout.rows };
-        self.attend_alone(unit, decoded, if direct { form } else { Form::Float }, sinks)?;
+        let source = unit.source.filter(|_| makes).map(|heads| self.source(&heads, weights));
+        self.attend_alone(unit, decoded, if direct { form } else { Form::Float }, source, weights)?;
         if tiles {
-            self.attend_in_tiles(unit, direct, sinks)?;
+            self.attend_in_tiles(unit, direct, weights.optional(unit.sinks))?;
         }
         match unit.out.float {
             Some(view) if !direct => self.convert(view, unit.heads * unit.head_dim, rows, &unit.out, form),
@@ -142,7 +147,8 @@ impl Run<'_> {
         unit: &Attend,
         count: usize,
         form: Form,
-        sinks: DevicePtr<f32>,
+        source: Option<Source>,
+        weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let group = unit.heads / unit.kv.heads.max(1);
         let (a8, half) = (form == Form::A8, form == Form::Half);
@@ -153,6 +159,8 @@ impl Run<'_> {
         let A8 { codes, scales, sums } = self.a8(&unit.out);
         let (halves, row_scales) = self.halves(&unit.out);
         let half_cols = if self.bound.modes.tiled() { cols.next_multiple_of(TILED_COLS) } else { cols };
+        let qkv_cols = cols + 2 * unit.kv.heads * unit.head_dim;
+        let sinks = weights.optional(unit.sinks);
         let blocks = unit.kv.heads * group.div_ceil(heads);
         let splits = self.splits(unit.windows_at);
         let each = splits_of_block(blocks, splits, count);
@@ -164,8 +172,10 @@ impl Run<'_> {
             // Addresses of the first row, and no row numbers: then the extents of all rows are known. Tiles have 8 rows,
             // and `together` is a multiple of them.
             let (values, codes_before) = (first * cols as usize, first * padded);
+            let Source { qkv, q_norm, k_norm, angles, eps, rope_dims, pairs_by_halves } =
+                source.unwrap_or(Source::NONE);
             let arguments = AttnDecode {
-                q: self.at(unit.queries).offset(values),
+                q: if source.is_some() { DevicePtr::NULL } else { self.at(unit.queries).offset(values) },
                 rows: DevicePtr::NULL,
                 positions: self.places.positions.offset(first),
                 row_seq: self.places.sequences.offset(first),
@@ -192,6 +202,13 @@ impl Run<'_> {
                 window: unit.window,
                 tiled: self.tiled(),
                 each,
+                qkv: qkv.offset(first * qkv_cols as usize),
+                q_norm,
+                k_norm,
+                angles,
+                eps,
+                rope_dims,
+                pairs_by_halves,
             };
             let grid = Grid::xyz(blocks, groups, rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;

@@ -4,13 +4,14 @@ use super::forms::A8;
 use super::gate::Biases;
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
+use crate::backend::hip::kernels::experts as kernels;
 use crate::backend::hip::kernels::matmul::{
     ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
-use crate::backend::hip::kernels::ops;
 use crate::backend::hip::step::bind::{
-    Experts, Form, Gate, Grouped, Home, Route, View, Wanted, are_grouped, pair_form,
+    Experts, Form, Gate, Grouped, Home, Route, Router, View, Wanted, are_grouped, pair_form,
 };
+use crate::backend::hip::step::scratch::padded;
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::program::Gating;
 use crate::tensor::DType;
@@ -28,15 +29,30 @@ pub struct ExpertTable {
     pub cols: u32,
 }
 
+/// Most rows whose experts one launch chooses, from the norm on. With more, the products read the weights once for several rows.
+const ROUTER_ROWS: u32 = 8;
+
+/// The table of the experts that a choice is for. Binding gives it to one set of experts; with several, the step is not launched
+/// unchecked.
+fn gate_table(unit: &Route, weights: &Weights<'_>) -> DevicePtr<u64> {
+    let set = unit.sets.first().and_then(|set| weights.experts.get(*set).copied().flatten());
+    set.map_or(DevicePtr::NULL, |[gate, ..]| gate.table)
+}
+
 impl Run<'_> {
     pub(super) fn route(&self, unit: &Route, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
-        // Binding gives the choice to one set of experts; with several, the step is not launched unchecked.
-        let set = unit.sets.first().and_then(|set| weights.experts.get(*set).copied().flatten());
-        let arguments = ops::Route {
+        if let Some(router) = &unit.router {
+            if self.routes_at_once(router, rows) {
+                return self.route_at_once(unit, router, rows, weights);
+            }
+            self.norm(&router.norm, rows, weights)?;
+            self.side_by_side(&router.product, rows, weights)?;
+        }
+        let arguments = kernels::Route {
             logits: self.at(unit.logits),
             bias: weights.optional(unit.bias),
             row_seq: self.places.sequences,
-            table: set.map_or(DevicePtr::NULL, |[gate, ..]| gate.table),
+            table: gate_table(unit, weights),
             experts: self.plane(unit.out.chosen),
             weights: self.plane(unit.out.weights),
             absent: self.absent,
@@ -47,7 +63,56 @@ impl Run<'_> {
             normalise: u32::from(unit.normalise),
             sigmoid: u32::from(unit.gating == Gating::Sigmoid),
         };
-        Ok(self.device.launch(self.stream, ops::Route::route, Grid::x(rows), &arguments)?)
+        Ok(self.device.launch(self.stream, kernels::Route::route, Grid::x(rows), &arguments)?)
+    }
+
+    /// Whether one launch norms the rows, makes the logits and chooses: it makes 8-bit rows, and others none.
+    fn routes_at_once(&self, router: &Router, rows: u32) -> bool {
+        let Router { norm, product } = router;
+        let forms = norm.forms.at(rows).without(Form::Float).only();
+        let few = rows <= ROUTER_ROWS && forms == Some(Form::A8);
+        let alone = product.matrices.iter().all(|matrix| matrix.cols == norm.group);
+        few && alone && norm.group.is_multiple_of(4) && norm.group <= kernels::ROUTER_COLS
+    }
+
+    fn route_at_once(
+        &self,
+        unit: &Route,
+        router: &Router,
+        rows: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        let Router { norm, product } = router;
+        let matrix = product.matrices.first().map(|matrix| weights.matrix(matrix));
+        let matrix = matrix.ok_or_else(|| BackendError::Internal("a router has no weights".to_owned()))?;
+        let A8 { codes, scales, sums } = self.a8(&norm.out);
+        let arguments = kernels::Router {
+            x: self.at(norm.from),
+            gain: weights.vector(norm.weight),
+            w: matrix.at.cast(),
+            w_bias: matrix.bias,
+            codes,
+            scales,
+            sums,
+            logits: self.at(unit.logits),
+            counters: self.scratch.counters.ptr(),
+            bias: weights.optional(unit.bias),
+            row_seq: self.places.sequences,
+            table: gate_table(unit, weights),
+            experts: self.plane(unit.out.chosen),
+            weights: self.plane(unit.out.weights),
+            absent: self.absent,
+            eps: norm.eps,
+            scale: unit.scale,
+            cols: norm.group,
+            padded: padded(norm.group as usize) as u32,
+            count: unit.count,
+            used: unit.out.used,
+            normalise: u32::from(unit.normalise),
+            sigmoid: u32::from(unit.gating == Gating::Sigmoid),
+        };
+        let grid = Grid::xy(unit.count.div_ceil(kernels::ROUTER_EXPERTS), rows);
+        Ok(self.device.launch(self.stream, kernels::Router::router, grid, &arguments)?)
     }
 
     pub(super) fn experts(
@@ -75,7 +140,7 @@ impl Run<'_> {
         }
         let cols = down.rows;
         let bias = unit.biases.map(|[_, _, down]| down);
-        let arguments = ops::Combine {
+        let arguments = kernels::Combine {
             results: self.plane(unit.results),
             weights: self.plane(unit.choice.weights),
             experts: bias.map_or(DevicePtr::NULL, |_| self.plane(unit.choice.chosen)),
@@ -85,7 +150,7 @@ impl Run<'_> {
             cols,
         };
         let grid = Grid::xy(cols.div_ceil(1024), rows);
-        Ok(self.device.launch(self.stream, ops::Combine::combine, grid, &arguments)?)
+        Ok(self.device.launch(self.stream, kernels::Combine::combine, grid, &arguments)?)
     }
 
     /// Sorts pairs by expert, and multiplies those of an expert together.
@@ -100,7 +165,7 @@ impl Run<'_> {
         let both = both(unit)?;
         let count = gate.table.len() as u32; // at most 512, as binding has checked
         let tiles = choice::ExpertTiles::of(pairs, count);
-        let sort = ops::GroupPairs {
+        let sort = kernels::GroupPairs {
             experts: self.plane(unit.choice.chosen),
             members: self.plane(grouped.members),
             tiles: self.plane(grouped.tiles),
@@ -111,7 +176,7 @@ impl Run<'_> {
         };
         self.device.launch(
             self.stream,
-            ops::GroupPairs::group_pairs,
+            kernels::GroupPairs::group_pairs,
             choice::ExpertTiles::group_grid(),
             &sort,
         )?;

@@ -24,6 +24,16 @@ pub(super) fn row_threads(cols: u32) -> u32 {
     cols.div_ceil(16).next_multiple_of(64).clamp(64, 1024)
 }
 
+/// Threads of a workgroup that norms a row of `cols` values to 8-bit rows, or to f32 where it is the whole row. Matches
+/// `norm_threads` of kernels/common/normed.h, so that a router that norms its rows itself gives the same bits.
+fn norm_threads(cols: u32) -> u32 {
+    match cols {
+        0..=4096 => 256,
+        4097..=8192 => 512,
+        _ => 1024,
+    }
+}
+
 /// Input rows of a norm, and the target of f32 results.
 #[derive(Clone, Copy)]
 struct NormRows {
@@ -139,7 +149,7 @@ impl Run<'_> {
             centre: u32::from(norm.centre),
             also_stride,
         };
-        let grid = Grid::x(rows).threads(row_threads(norm.group));
+        let grid = Grid::x(rows).threads(norm_threads(norm.group));
         Ok(self.device.launch(self.stream, NormA8::norm_a8, grid, &arguments)?)
     }
 
@@ -202,7 +212,8 @@ impl Run<'_> {
             centre: u32::from(norm.centre),
             add: u32::from(norm.add),
         };
-        let grid = Grid::x(rows.rows).threads(row_threads(norm.group));
+        let threads = if norm.groups == 1 { norm_threads(norm.group) } else { row_threads(norm.group) };
+        let grid = Grid::x(rows.rows).threads(threads);
         Ok(self.device.launch(self.stream, NormF32::norm_f32, grid, &arguments)?)
     }
 }

@@ -10,7 +10,54 @@ use crate::program::RopeLayout;
 /// Heads per workgroup of `rope_kv`.
 const ROPE_HEADS: u32 = 8;
 
+/// Heads before norm and rotation, and what these need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    /// `f32[M][queries | keys | values]`.
+    pub qkv: DevicePtr<f32>,
+    /// `f32[head_dim]`, or null.
+    pub q_norm: DevicePtr<f32>,
+    /// `f32[head_dim]`, or null.
+    pub k_norm: DevicePtr<f32>,
+    /// The rotary table; null where heads do not turn.
+    pub angles: DevicePtr<f32>,
+    /// Epsilon of the norms.
+    pub eps: f32,
+    /// Values of a head that rotate.
+    pub rope_dims: u32,
+    /// 1 pairs the two halves of a head, 0 pairs neighbours.
+    pub pairs_by_halves: u32,
+}
+
+impl Source {
+    /// No heads.
+    pub const NONE: Self = Self {
+        qkv: DevicePtr::NULL,
+        q_norm: DevicePtr::NULL,
+        k_norm: DevicePtr::NULL,
+        angles: DevicePtr::NULL,
+        eps: 0.0,
+        rope_dims: 0,
+        pairs_by_halves: 0,
+    };
+}
+
 impl Run<'_> {
+    /// Where the heads of a unit come from.
+    pub(super) fn source(&self, unit: &Heads, weights: &Weights<'_>) -> Source {
+        let table = unit.rope.and_then(|turn| self.angles.get(turn.rope.0 as usize));
+        let [q_norm, k_norm] = unit.norms.map(|norm| weights.optional(norm));
+        Source {
+            qkv: self.at(unit.from),
+            q_norm,
+            k_norm,
+            angles: table.copied().unwrap_or(DevicePtr::NULL),
+            eps: unit.eps,
+            rope_dims: unit.rope.map_or(0, |turn| turn.dims),
+            pairs_by_halves: u32::from(unit.rope.is_some_and(|turn| turn.layout == RopeLayout::Halves)),
+        }
+    }
+
     pub(super) fn heads(&self, unit: &Heads, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let kernel = match self.bound.modes.kv {
             KvType::F16 => RopeKv::rope_kv_f16,
@@ -18,25 +65,25 @@ impl Run<'_> {
         };
         let kv = unit.kv.unwrap_or(Kv { offset: 0, heads: 0 });
         let (n_heads, q) = unit.queries.map_or((0, DevicePtr::NULL), |(heads, view)| (heads, self.at(view)));
-        let table = unit.rope.and_then(|turn| self.angles.get(turn.rope.0 as usize));
-        let [q_norm, k_norm] = unit.norms.map(|norm| weights.optional(norm));
+        let Source { qkv, q_norm, k_norm, angles, eps, rope_dims, pairs_by_halves } =
+            self.source(unit, weights);
         let arguments = RopeKv {
-            qkv: self.at(unit.from),
+            qkv,
             q_norm,
             k_norm,
-            angles: table.copied().unwrap_or(DevicePtr::NULL),
+            angles,
             positions: self.places.positions,
             row_seq: self.places.sequences,
             page_tables: self.places.tables,
             page_base: self.pages,
             q,
             layer_offset: kv.offset,
-            eps: unit.eps,
+            eps,
             n_heads,
             n_kv_heads: kv.heads,
             head_dim: unit.head_dim,
-            rope_dims: unit.rope.map_or(0, |turn| turn.dims),
-            halves: u32::from(unit.rope.is_some_and(|turn| turn.layout == RopeLayout::Halves)),
+            rope_dims,
+            halves: pairs_by_halves,
             table_stride: self.layout.stride as u32,
         };
         let grid = Grid::xy((n_heads + 2 * kv.heads).div_ceil(ROPE_HEADS), rows);

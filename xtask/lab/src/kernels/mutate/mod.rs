@@ -26,19 +26,22 @@ const OTHER_MACHINES: [&str; 2] = ["prelude/amd", "prelude/nvidia"];
 const VARIANTS: [Variant; 3] = [Variant::Wave32, Variant::Wave64NoMatrix, Variant::Wave32Sanitized];
 
 /// Tests by the folders and files that they cover: these run first, then all others.
-const FIRST: [(&str, &[&str]); 15] = [
+const FIRST: [(&str, &[&str]); 18] = [
     ("gemv", &["matmul::"]),
     ("gemm", &["matmul::gemm"]),
     ("dequant", &["matmul::layout"]),
     ("repack", &["matmul::layout"]),
     ("quant/", &["matmul::", "embed::"]),
-    ("attn", &["attention::"]),
-    ("attention/", &["attention::"]),
+    ("attn", &["attention::", "making::"]),
+    ("attention/", &["attention::", "making::"]),
     ("common/pages", &["attention::", "rope::"]),
+    ("common/heads", &["rope::", "making::"]),
     ("sampl", &["sample::"]),
     ("embed", &["embed::"]),
     ("rope", &["rope::"]),
+    ("router", &["router::"]),
     ("route", &["experts::"]),
+    ("routing", &["experts::", "router::"]),
     ("combine", &["experts::"]),
     ("gated", &["gated::"]),
     ("_rows", &["rows::"]),
