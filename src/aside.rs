@@ -18,8 +18,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::lock::{Condvar, Guard, Mutex, Rank};
 
+mod dropping;
+pub mod processes;
 mod received;
 
+use dropping::Dropped;
 pub use received::ReceivedFd;
 
 /// Most bytes of a panic's message.
@@ -39,12 +42,6 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 /// Most threads that wait for new work, and how long each waits.
 const IDLE_MAX: usize = 8;
 const IDLE: Duration = Duration::from_secs(10);
-
-/// Most threads that drop values. Past that, a value waits until one of them is free.
-const DROPPING_MAX: usize = 64;
-
-/// The operation of these threads.
-const DROPPING: &str = "closing a file";
 
 /// Shortest time between two warnings about lost threads.
 const WARNING_PAUSE: Duration = Duration::from_secs(10);
@@ -143,18 +140,9 @@ struct Table {
     /// Threads without work, by the number of their last work.
     idle: BTreeMap<u64, SyncSender<(u64, Work)>>,
     /// Values to drop, while all threads for that are busy or lost.
-    to_drop: Vec<Dropped>,
+    to_drop: Vec<(String, Dropped)>,
     next: u64,
     warned: Option<Instant>,
-}
-
-/// A value of any type.
-struct Dropped(#[allow(dead_code)] Box<dyn Send>); // held to be dropped
-
-impl std::fmt::Debug for Dropped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Dropped")
-    }
 }
 
 /// A piece of work on its thread.
@@ -254,27 +242,6 @@ impl Aside {
         let number = self.table.lock().enter(subject);
         let errand = Errand { aside: Arc::clone(self), number, tell: sync_channel(0).0 };
         self.start(number, what, Box::new(move || work(&errand)))
-    }
-
-    /// Drops a value on a thread of its own: to close a file asks its server. Without a thread it drops here.
-    pub fn let_go<T: Send + 'static>(self: &Arc<Self>, value: T) {
-        let mut table = self.table.lock();
-        let dropping = table.running.values().filter(|running| running.subject.what == DROPPING).count();
-        if dropping >= DROPPING_MAX {
-            table.to_drop.push(Dropped(Box::new(value)));
-            return;
-        }
-        drop(table);
-        let subject = Subject { what: DROPPING, name: String::new(), device: None };
-        let _ = self.send(subject, move |errand| {
-            drop(value);
-            loop {
-                let next = errand.aside.table.lock().to_drop.pop();
-                let Some(next) = next else { return };
-                errand.goes_on();
-                drop(next);
-            }
-        });
     }
 
     /// Waits for a place among the work of one name.
@@ -511,22 +478,5 @@ mod tests {
             errand.answer(6);
         });
         assert_eq!(late.unwrap(), 6);
-    }
-
-    #[test]
-    fn a_drop_aside_does_not_hold_its_caller() {
-        struct Slow(Receiver<()>);
-        impl Drop for Slow {
-            fn drop(&mut self) {
-                let _ = self.0.recv();
-            }
-        }
-        let aside = aside(64);
-        let (end, ends) = channel::<()>();
-        aside.let_go(Slow(ends));
-        while aside.lost() < 1 {
-            std::thread::yield_now();
-        }
-        drop(end);
     }
 }

@@ -49,6 +49,8 @@ pub enum Rank {
     PageCounts,
     /// The last report about GPUs; held while a new one is made.
     Doctor,
+    /// The way to the thread that starts programs; held while it takes an order.
+    Starter,
     /// Frames queued for one client.
     Outbox,
     /// Rights of users.

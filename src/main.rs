@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rocmforge::aside::processes;
 use rocmforge::backend::doctor;
 use rocmforge::daemon::arguments::Arguments;
 use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
@@ -48,6 +49,10 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     // Files that the daemon creates are private; the socket's mode is set separately.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
+    // Before the first client: see there.
+    if let Err(error) = processes::prepare() {
+        tracing::error!(%error, "no program can be started: chat templates and the doctor will fail");
+    }
     let inherited = daemon::inherited::descriptors()?;
     let backend = daemon::device::factory(&config);
     daemon::run(Start { config, source, inherited }, backend)

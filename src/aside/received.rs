@@ -82,7 +82,7 @@ impl ReceivedFd {
 impl Drop for ReceivedFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
-            CLOSER.let_go(Closing::of(fd, self.uid));
+            CLOSER.let_go(format!("uid {}", self.uid), Closing::of(fd, self.uid));
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Child, Command, ExitCode, Output};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{Check, Report, State, examine};
+use crate::aside::processes;
 use crate::lock::{Mutex, Rank};
 
 /// First argument that makes the program examine the GPUs and exit.
@@ -51,14 +52,9 @@ impl Doctor {
     }
 
     fn look(&self) -> Report {
-        let started = Command::new(&self.program)
-            .arg(SUBCOMMAND)
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        let child = match started {
+        let mut command = Command::new(&self.program);
+        command.arg(SUBCOMMAND).current_dir("/");
+        let child = match processes::start(command) {
             Ok(child) => child,
             Err(error) => return failed(format!("{} cannot be started: {error}", self.program.display())),
         };

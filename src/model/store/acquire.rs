@@ -307,7 +307,7 @@ impl Store {
     fn close(&self, files: Option<Vec<OpenFile>>) {
         for OpenFile { file, served } in files.into_iter().flatten() {
             if served.is_some() {
-                self.aside.let_go(file);
+                self.aside.let_go(String::new(), file);
             }
         }
     }

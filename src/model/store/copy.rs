@@ -86,7 +86,7 @@ pub(super) fn into_memory(
     let share = match outstanding.take(&original, room::available()) {
         Ok(share) => share,
         Err(error) => {
-            aside.let_go(original);
+            aside.let_go(String::new(), original);
             return Err(error);
         }
     };

@@ -267,7 +267,7 @@ impl Store {
             full.then_some(StoreError::Quota { uid, limit })
         };
         if let Some(refusal) = refusal {
-            self.aside.let_go(file);
+            self.aside.let_go(String::new(), file);
             return Err(refusal);
         }
         let handed = self.examine(uid, name, file, self.remote_files.load(Ordering::Relaxed))?;

@@ -4,12 +4,14 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::aside::processes;
 
 use super::child::{MESSAGE_BYTES_MAX, exit};
 use super::{
@@ -146,15 +148,9 @@ struct Process {
 impl Process {
     fn start(program: &PathBuf) -> Result<Self, TemplateError> {
         let started = |source| process_error("started", source);
-        let mut child = Command::new(program)
-            .arg(SUBCOMMAND)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(started)?;
+        let mut command = Command::new(program);
+        command.arg(SUBCOMMAND).env_clear().current_dir("/");
+        let mut child = processes::start(command).map_err(started)?;
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(exited) => Ok(Self { child, exited, stdout: Vec::new(), stderr: Vec::new() }),
             Err(error) => {
