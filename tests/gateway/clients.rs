@@ -9,6 +9,7 @@ use rocmforge_client::wire::{ChatMessage, GenerateRequest, Prompt};
 
 use crate::common;
 use crate::door::{CHATTY, Door};
+use crate::packages::{installed, python, works};
 use crate::rig::collect;
 
 /// True if the packages shall be installed; otherwise the test says that it does not run.
@@ -18,40 +19,6 @@ fn is_long() -> bool {
         common::not_run("ROCMFORGE_LONG=1 installs the packages");
     }
     long
-}
-
-fn works(command: &mut Command) -> bool {
-    command.output().is_ok_and(|output| output.status.success())
-}
-
-/// A directory of that name below the target directory in which `install` put these packages, once for each list of them. `None`
-/// after saying what is missing.
-fn installed(name: &str, packages: &[&str], needs: &str, install: impl Fn(&Path) -> bool) -> Option<PathBuf> {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let holds = directory.join("holds.txt");
-    let want = packages.join("\n");
-    if std::fs::read_to_string(&holds).is_ok_and(|text| text == want) {
-        return Some(directory);
-    }
-    let _ = std::fs::remove_dir_all(&directory);
-    std::fs::create_dir_all(&directory).unwrap();
-    if !install(&directory) {
-        common::not_run(&format!("{} cannot be installed: {needs}", packages.join(", ")));
-        return None;
-    }
-    std::fs::write(&holds, want).unwrap();
-    Some(directory)
-}
-
-/// Python with the packages; `None` after reporting that they cannot be installed.
-pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
-    let needs = "they need python3 with venv, and a package registry";
-    let directory = installed(name, packages, needs, |directory| {
-        let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        works(Command::new("python3").args(["-m", "venv"]).arg(directory))
-            && works(Command::new(directory.join("bin/python")).args(install).args(packages))
-    });
-    Some(directory?.join("bin/python"))
 }
 
 /// Runs a script before a gateway: it gets the address, the model, and the text that the daemon answers. Returns name and version

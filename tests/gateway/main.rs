@@ -14,6 +14,8 @@ mod hostile;
 mod http;
 mod ollama;
 mod openai;
+#[path = "../common/packages.rs"]
+mod packages;
 mod responses;
 #[path = "../scenario/rig.rs"]
 #[allow(dead_code)] // this binary uses a part

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::clients;
+use crate::{clients, packages};
 
 /// The packages, each of which the script uses.
 const PACKAGES: [&str; 4] =
@@ -10,7 +10,7 @@ const PACKAGES: [&str; 4] =
 
 #[test]
 fn published_packages_get_the_daemons_answers_and_its_errors() {
-    let Some(python) = clients::python("gateway-sdks", &PACKAGES) else { return };
+    let Some(python) = packages::python("gateway-sdks", &PACKAGES) else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/sdks.py");
     assert_eq!(clients::run(&python, &script, "=="), PACKAGES);
 }

@@ -38,9 +38,12 @@ mod malformed_models;
 mod many;
 mod metrics;
 mod orders;
+#[path = "../common/packages.rs"]
+mod packages;
 mod paths;
 mod prefixes;
 mod pressure;
+mod python;
 mod raw;
 mod requests;
 mod residency;

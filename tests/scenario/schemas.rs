@@ -3,7 +3,7 @@
 //! `ROCMFORGE_LONG=1` asks by all schemas with three seeds each, otherwise by some of them with one.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rocmforge_client::Connection;
@@ -13,6 +13,7 @@ use rocmforge_client::wire::{
 use serde_json::Value;
 
 use crate::common;
+use crate::packages;
 use crate::rig::{Rig, collect};
 
 /// The package that checks answers, and one that it needs for times.
@@ -20,25 +21,6 @@ const PACKAGES: [&str; 2] = ["jsonschema==4.26.0", "rfc3339-validator==0.1.4"];
 
 /// Most tokens of an answer. Those that are not complete by then are left out, but few may be.
 const TOKENS_MAX: u32 = 300;
-
-/// Python with the packages, below the target directory; `None` after reporting that they cannot be installed.
-fn python() -> Option<PathBuf> {
-    let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("schemas");
-    let (python, holds) = (venv.join("bin/python"), venv.join("holds.txt"));
-    let want = PACKAGES.join("\n");
-    if std::fs::read_to_string(&holds).is_ok_and(|text| text == want) {
-        return Some(python);
-    }
-    let works = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-    let made = works(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv));
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    if !made || !works(Command::new(&python).args(install).args(PACKAGES)) {
-        common::not_run(&format!("{} cannot be installed", PACKAGES.join(", ")));
-        return None;
-    }
-    std::fs::write(&holds, want).unwrap();
-    Some(python)
-}
 
 /// The number of answers that the package found right.
 fn checked(python: &Path, answers: &[(Value, String)]) -> usize {
@@ -54,7 +36,7 @@ fn checked(python: &Path, answers: &[(Value, String)]) -> usize {
 
 #[test]
 fn complete_answers_of_a_real_model_are_valid_by_their_schemas() {
-    let (Some(smollm2), Some(python)) = (common::smollm2(), python()) else { return };
+    let (Some(smollm2), Some(python)) = (common::smollm2(), packages::python("schemas", &PACKAGES)) else { return };
     let all: Vec<Value> = serde_json::from_str(include_str!("schemas.json")).unwrap();
     let long = std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1");
     let (step, seeds) = if long { (1, 3) } else { (6, 1) };

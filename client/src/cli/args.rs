@@ -166,6 +166,9 @@ pub enum Command {
     #[command(after_help = "Examples:\n  rocmforge-client residency\n  \
             rocmforge-client residency --json | jq '.models[] | {model, weight_bytes}'")]
     Residency,
+    /// Fetch a model from a URL or a hub into a directory of yours
+    #[cfg(feature = "pull")]
+    Pull(super::pull::PullArguments),
     /// Unmap a model once its requests end
     #[command(after_help = "Example:\n  rocmforge-client unload story")]
     Unload {
@@ -203,7 +206,7 @@ pub enum Command {
         what: Option<SessionsCommand>,
     },
     /// Limit what a user may take, or show the limits in force
-    Limit(LimitArguments),
+    Limit(super::limits::LimitArguments),
     /// Show the state of the daemon and its devices, and what users hold
     #[command(
         after_help = "The last table has what your user holds of everything that users share; for an administrator, what each user holds.\n\n\
@@ -436,41 +439,6 @@ pub struct BenchArguments {
     /// Measured requests of each test of --single
     #[arg(long, value_name = "N", default_value_t = 5, requires = "single", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub repetitions: u32,
-}
-
-const LIMIT_HELP: &str = "\
-Needs the right policy.manage, which administrators have. Limits that you set here last until the
-daemon stops or reads its configuration again; limits.users of the configuration sets lasting ones.
-What a user holds already stays its own: a lower limit refuses only what comes next.
-Without a user, shows all users with limits of their own; without options, the user's limits.
-
-Examples:
-  rocmforge-client limit alice --requests 2 --share 50
-  rocmforge-client limit 1000 --clear
-  rocmforge-client limit --json | jq '.users[] | {uid, requests: .requests.value}'";
-
-/// Limit what a user may take.
-#[derive(Debug, Args)]
-#[command(after_help = LIMIT_HELP)]
-pub struct LimitArguments {
-    /// The user, by name or uid
-    #[arg(value_name = "UID|NAME")]
-    pub user: Option<String>,
-    /// Most requests for tokens, loads to a device and subscriptions at once, 0 to 1048576; 0: none
-    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
-    pub requests: Option<u32>,
-    /// Most open connections, 1 to 60000
-    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
-    pub connections: Option<u32>,
-    /// Most model files passed to the daemon at a time, 0 to 4096; 0: none
-    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
-    pub passed_models: Option<u32>,
-    /// Share of the device's time while other users want it too, 1 to 1000; users without one have 100
-    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
-    pub share: Option<u32>,
-    /// First drop what was set here before: the configuration's limits hold again
-    #[arg(long, requires = "user")]
-    pub clear: bool,
 }
 
 /// Print the token ids of a text.

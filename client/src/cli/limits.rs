@@ -2,12 +2,47 @@
 
 use std::io;
 
+use clap::Args;
 use rocmforge_client::Client;
 use rocmforge_client::wire::{LimitInForce, LimitOrigin, LimitUserReply, LimitUserRequest, UserLimitsEntry};
 
-use super::args::LimitArguments;
 use super::report::{Failure, Output};
 use super::tables::{Out, table};
+
+const LIMIT_HELP: &str = "\
+Needs the right policy.manage, which administrators have. Limits that you set here last until the
+daemon stops or reads its configuration again; limits.users of the configuration sets lasting ones.
+What a user holds already stays its own: a lower limit refuses only what comes next.
+Without a user, shows all users with limits of their own; without options, the user's limits.
+
+Examples:
+  rocmforge-client limit alice --requests 2 --share 50
+  rocmforge-client limit 1000 --clear
+  rocmforge-client limit --json | jq '.users[] | {uid, requests: .requests.value}'";
+
+/// Limit what a user may take.
+#[derive(Debug, Args)]
+#[command(after_help = LIMIT_HELP)]
+pub struct LimitArguments {
+    /// The user, by name or uid
+    #[arg(value_name = "UID|NAME")]
+    pub user: Option<String>,
+    /// Most requests for tokens, loads to a device and subscriptions at once, 0 to 1048576; 0: none
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub requests: Option<u32>,
+    /// Most open connections, 1 to 60000
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub connections: Option<u32>,
+    /// Most model files passed to the daemon at a time, 0 to 4096; 0: none
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub passed_models: Option<u32>,
+    /// Share of the device's time while other users want it too, 1 to 1000; users without one have 100
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub share: Option<u32>,
+    /// First drop what was set here before: the configuration's limits hold again
+    #[arg(long, requires = "user")]
+    pub clear: bool,
+}
 
 /// Changes or shows limits.
 pub fn run(client: &Client, arguments: &LimitArguments, output: Output) -> Result<(), Failure> {

@@ -10,6 +10,8 @@ mod limits;
 mod metrics;
 mod near;
 mod prompt;
+#[cfg(feature = "pull")]
+mod pull;
 mod report;
 mod residency;
 mod run;
@@ -162,6 +164,8 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Bench(bench) => return bench::run(&client, &options, bench, output),
         Command::BenchClient => bench::work(&client)?,
+        #[cfg(feature = "pull")]
+        Command::Pull(pull) => output.show(&pull::pull(pull, output)?, pull::shown)?,
         Command::Ping { count } => output.show(&ping(&client, *count)?, tables::ping)?,
         Command::Info => output.show(&client.info()?, tables::info)?,
     }

@@ -6,7 +6,7 @@ use rocmforge_client::{Client, ClientError};
 use super::report::Failure;
 
 /// Commands of other programs, and what to do here instead.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 8] = [
     ("serve", "the daemon is a program of its own: run `rocmforged`, or `systemctl start rocmforged.socket`"),
     (
         "start",
@@ -15,10 +15,6 @@ const ELSEWHERE: [(&str, &str); 9] = [
     (
         "stop",
         "to unmap a model: `rocmforge-client unload MODEL`; to stop the daemon: `systemctl stop rocmforged`",
-    ),
-    (
-        "pull",
-        "the daemon has no network: put the GGUF file into its models directory, or pass it with `rocmforge-client load FILE`",
     ),
     (
         "rm",

@@ -28,6 +28,9 @@ pub enum Failure {
     Client(Box<ClientError>),
     /// A file could not be written.
     File(String),
+    /// A model could not be fetched.
+    #[cfg(feature = "pull")]
+    Pull(Box<super::pull::PullError>),
     /// Standard output could not be written.
     Output(io::Error),
     /// The system gave this process no thread or no descriptor.
@@ -45,6 +48,10 @@ impl Failure {
         const CANCELLED: u16 = ErrorCode::Cancelled as u16;
         let error = match self {
             Self::Usage(_) => return EXIT_USAGE,
+            #[cfg(feature = "pull")]
+            Self::Pull(error) if error.is_usage() => return EXIT_USAGE,
+            #[cfg(feature = "pull")]
+            Self::Pull(_) => return EXIT_FAILED,
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
             Self::Output(_) | Self::File(_) | Self::TooLong(_) | Self::Resources(_) | Self::Requests(_) => {
                 return EXIT_FAILED;
@@ -72,6 +79,8 @@ impl Failure {
             Self::TooLong(_) => (ErrorCode::LimitExceeded.name(), Some(ErrorCode::LimitExceeded as u16)),
             Self::Client(error) => (error.code_name(), error.code()),
             Self::File(_) => ("File", None),
+            #[cfg(feature = "pull")]
+            Self::Pull(error) => (error.name(), None),
             Self::Output(_) => ("Output", None),
             Self::Resources(_) => ("Resources", None),
             Self::Requests(_) => ("RequestsFailed", None),
@@ -109,6 +118,8 @@ impl std::fmt::Display for Failure {
                 ClientError::Server(error) => f.write_str(&error.message),
                 error => write!(f, "{error}"),
             },
+            #[cfg(feature = "pull")]
+            Self::Pull(error) => write!(f, "{error}"),
             Self::Output(error) => write!(f, "standard output: {error}"),
         }
     }

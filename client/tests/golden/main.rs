@@ -16,7 +16,7 @@ mod document;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use cases::Golden;
 
@@ -80,16 +80,23 @@ fn every_message_has_a_minimal_a_typical_and_a_large_case() {
     assert_eq!(messages.into_iter().collect::<Vec<_>>(), cases::message_names());
 }
 
-/// Runs the independent decoder; without Python, prints that and returns `None`.
-fn decoder(arguments: &[&str]) -> Option<String> {
-    let script = root().join("tests/golden/decode.py");
-    let Ok(output) = Command::new("python3").arg(&script).args(arguments).current_dir(root()).output() else {
-        skipping::skip("python3 is not there; the independent decoder needs it and nothing else");
+/// Runs Python; without it, prints that and returns `None`.
+fn python(arguments: &[&str], folder: &str) -> Option<Output> {
+    let output = Command::new("python3").arg("-B").args(arguments).current_dir(root().join(folder)).output();
+    let Ok(output) = output else {
+        skipping::skip("python3 is not there; the independent decoder and the Python package need it");
         return None;
     };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    Some(text)
+    let (text, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{complaint}");
+    Some(output)
+}
+
+/// Runs the independent decoder.
+fn decoder(arguments: &[&str]) -> Option<String> {
+    let output = python(&[&["tests/golden/decode.py"], arguments].concat(), "")?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[test]
@@ -109,4 +116,19 @@ fn a_changed_byte_anywhere_fails_the_independent_decoder() {
 fn the_decoder_has_the_documents_field_tables() {
     let Some(text) = decoder(&["document", "PROTOCOL.md"]) else { return };
     assert!(text.starts_with("the document agrees: "), "{text}");
+}
+
+#[test]
+fn the_python_package_has_the_documents_messages() {
+    if std::env::var_os("ROCMFORGE_WRITE_GOLDEN").is_some_and(|value| value == "1") {
+        python(&["write_messages.py", "write"], "python");
+    }
+    python(&["write_messages.py", "check"], "python");
+}
+
+#[test]
+fn the_python_package_reads_and_writes_every_kept_frame() {
+    let Some(output) = python(&["-m", "unittest", "tests.test_wire"], "python") else { return };
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("\nOK"), "{complaint}");
 }

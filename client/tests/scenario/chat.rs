@@ -200,7 +200,7 @@ fn near_names_are_suggested_and_commands_of_other_programs_are_answered() {
         "{code}: {stderr}"
     );
     server.join();
-    for (command, advice) in [("serve", "rocmforged"), ("stop", "unload"), ("pull", "load FILE")] {
+    for (command, advice) in [("serve", "rocmforged"), ("stop", "unload"), ("rm", "models directory")] {
         let server = Server::new(drop);
         let (code, _, stderr) = run(&server, &[command]);
         assert!(code == 2 && stderr.contains(advice), "{code}: {stderr}");

@@ -301,12 +301,13 @@ fn report(rows: &[Row], all: Duration) -> Result<()> {
 }
 
 /// Programs that stages and tests call, with their Debian packages and purposes.
-const TOOLS: [(&str, &str, &str); 6] = [
+const TOOLS: [(&str, &str, &str); 7] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
     ("kill", "procps", "verifying the units, which call it"),
     ("strip", "binutils", "the size of the client"),
     ("g++", "g++", "libFuzzer"),
+    ("openssl", "openssl", "certificates that clients must refuse"),
     ("groff", "groff-base", "rendering the manual pages"),
 ];
 

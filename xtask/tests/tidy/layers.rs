@@ -30,7 +30,7 @@ struct Room {
     why: &'static str,
 }
 
-const ROOMS: [Room; 16] = [
+const ROOMS: [Room; 17] = [
     Room {
         names: &["tokio::net"],
         may: &["client/gateway/src/listen.rs"], // the only program with a network
@@ -66,6 +66,11 @@ const ROOMS: [Room; 16] = [
         names: &["interprocess"],
         may: &["src/socket/", "src/daemon", "client/src/"],
         why: "only the socket layer and the client know sockets",
+    },
+    Room {
+        names: &["ureq", "rustls"],
+        may: &["client/src/cli/pull/"],
+        why: "one command of the client fetches files, and nothing else asks a network",
     },
     Room {
         names: &["rocmforge_client"],
