@@ -6,6 +6,7 @@
 //! which asks no server.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
@@ -25,13 +26,13 @@ const CLOSING_MAX: usize = 32;
 /// A descriptor from outside.
 #[derive(Debug)]
 pub struct ReceivedFd {
-    fd: Option<OwnedFd>,
+    fd: Option<File>,
     uid: u32,
 }
 
 /// A descriptor that is being closed. Fields drop in order: it counts until it is closed, which may take for ever.
 struct Closing {
-    _fd: OwnedFd,
+    _fd: File,
     _counted: Counted,
 }
 
@@ -39,7 +40,7 @@ struct Closing {
 struct Counted(u32);
 
 impl Closing {
-    fn of(fd: OwnedFd, uid: u32) -> Self {
+    fn of(fd: File, uid: u32) -> Self {
         *CLOSING.lock().entry(uid).or_default() += 1;
         Self { _fd: fd, _counted: Counted(uid) }
     }
@@ -60,7 +61,7 @@ impl Drop for Counted {
 impl ReceivedFd {
     /// A descriptor that a user sent.
     pub fn of(fd: OwnedFd, uid: u32) -> Self {
-        Self { fd: Some(fd), uid }
+        Self { fd: Some(File::from(fd)), uid }
     }
 
     /// False while too many descriptors of that user wait to be closed: then receive none.
@@ -74,8 +75,13 @@ impl ReceivedFd {
     }
 
     /// The descriptor itself: from now on the caller closes it. `None` never happens.
-    pub fn into_fd(mut self) -> Option<OwnedFd> {
+    pub fn into_file(mut self) -> Option<File> {
         self.fd.take()
+    }
+
+    /// The open file. `None` never happens.
+    pub fn file(&self) -> Option<&File> {
+        self.fd.as_ref()
     }
 }
 
@@ -96,12 +102,12 @@ mod tests {
     #[test]
     fn a_user_whose_descriptors_do_not_close_sends_no_more() {
         let (uid, other) = (54_321, 54_322);
-        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let file = || tempfile::tempfile().unwrap();
         let stuck: Vec<Closing> = (0..CLOSING_MAX).map(|_| Closing::of(file(), uid)).collect();
         assert!(!ReceivedFd::may_come_from(uid) && ReceivedFd::may_come_from(other));
         drop(stuck);
         assert!(ReceivedFd::may_come_from(uid));
-        drop((0..10 * CLOSING_MAX).map(|_| ReceivedFd::of(file(), uid)).collect::<Vec<_>>());
+        drop((0..10 * CLOSING_MAX).map(|_| ReceivedFd::of(file().into(), uid)).collect::<Vec<_>>());
         let begun = Instant::now();
         while CLOSING.lock().contains_key(&uid) {
             assert!(begun.elapsed() < Duration::from_secs(20), "local files close");

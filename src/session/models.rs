@@ -1,7 +1,6 @@
 //! Requests about models.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -66,9 +65,6 @@ pub(super) async fn load(
         let begun = Instant::now();
         let (_lease, mapped_now) = match fd {
             Some(fd) => {
-                let fd = fd
-                    .into_fd()
-                    .ok_or_else(|| failure(ErrorCode::BadDescriptors, "no descriptor arrived"))?;
                 let passed = pass(call, &request.name, fd)?;
                 call.service().keep_state();
                 passed
@@ -86,11 +82,11 @@ pub(super) async fn load(
     .await
 }
 
-fn pass(call: &Call, name: &str, fd: std::os::fd::OwnedFd) -> Result<(Lease, bool), Failure> {
+fn pass(call: &Call, name: &str, fd: ReceivedFd) -> Result<(Lease, bool), Failure> {
     let (uid, store) = (call.peer().uid, &call.service().store);
     let own = store.passed().into_iter().filter(|passed| passed.uid == uid);
     let had: Vec<_> = own.map(|passed| passed.model.id).collect();
-    let (lease, mapped_now) = store.pass(uid, name, File::from(fd)).map_err(|error| of_store(&error))?;
+    let (lease, mapped_now) = store.pass_received(uid, name, fd).map_err(|error| of_store(&error))?;
     let id = lease.model().id;
     if mapped_now {
         call.service().events.mapped(id);

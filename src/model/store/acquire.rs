@@ -10,7 +10,7 @@ use super::directory::Entry;
 use super::error::{CopyError, NoAnswer, OpenError, StoreError, file_error};
 use super::tables::{Opened, Slot, SlotState, Tables};
 use super::{Identity, Lease, Source, Store, mounts};
-use crate::aside::{self, Subject, Unanswered};
+use crate::aside::{self, ReceivedFd, Subject, Unanswered};
 use crate::lock::Guard;
 use crate::model::{Copied, Model, ModelId};
 use crate::share::Charge;
@@ -138,31 +138,32 @@ impl Store {
         opened.map_err(|why| no_answer(name, device, why))
     }
 
-    /// Examines a passed file on a thread that may be lost. A refused file is closed there too: any user may pass one
-    /// whose server never answers.
+    /// Examines a passed file on a thread that may be lost.
     pub(super) fn examine(
         self: &Arc<Self>,
         uid: u32,
         name: &str,
-        file: File,
+        received: ReceivedFd,
         allow_remote: bool,
     ) -> Result<Handed, StoreError> {
         let gate = format!("files passed by uid {uid}");
         let subject = Subject { what: "examining the passed file", name: gate.clone(), device: None };
         let examined = self.aside.run(subject, move |errand| {
-            let served = mounts::served(&file);
+            let Some(file) = received.file() else { return };
+            let served = mounts::served(file);
             let refused = served.clone().filter(|_| !allow_remote);
             // A pipe is of no mount that this process sees, and is refused as what it is.
             if let Some(file_system) = refused.clone().filter(|kind| kind != mounts::FOREIGN) {
                 return errand.answer(Err(Fault::Remote(file_system)));
             }
-            match (Identity::of(std::slice::from_ref(&file)), refused) {
+            match (Identity::of(std::slice::from_ref(file)), refused) {
                 (Err(source), _) => errand.answer(Err(Fault::Inspect(source))),
-                (Ok(_), None) if !allow_remote && served.is_none() && mounts::only_holds_memory(&file) => {
+                (Ok(_), None) if !allow_remote && served.is_none() && mounts::only_holds_memory(file) => {
                     errand.answer(Err(Fault::InMemory));
                 }
                 (Ok(_), Some(file_system)) => errand.answer(Err(Fault::Remote(file_system))),
                 (Ok(identity), None) => {
+                    let Some(file) = received.into_file() else { return };
                     let files = Some(vec![OpenFile { file, served }]);
                     errand.answer(Ok(Handed { identity, files, gate }));
                 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Model, ModelId};
-use crate::aside::{Aside, Limits};
+use crate::aside::{Aside, Limits, ReceivedFd};
 use crate::lock::{Condvar, Guard, Mutex, Rank};
 use crate::numbers::Numbers;
 use crate::share::limits::UserLimits;
@@ -259,6 +259,16 @@ impl Store {
     /// [`StoreError::File`] when it is not a regular file opened for reading only; [`StoreError::Remote`];
     /// [`StoreError::NoAnswer`]; [`StoreError::Open`].
     pub fn pass(self: &Arc<Self>, uid: u32, name: &str, file: File) -> Result<(Lease, bool), StoreError> {
+        self.pass_received(uid, name, ReceivedFd::of(file.into(), uid))
+    }
+
+    /// As [`Store::pass`]. A file that is refused is closed aside, wherever that is found out.
+    pub(crate) fn pass_received(
+        self: &Arc<Self>,
+        uid: u32,
+        name: &str,
+        file: ReceivedFd,
+    ) -> Result<(Lease, bool), StoreError> {
         let limit = self.users.of(uid).passed_models;
         let refusal = if !directory::is_name(name) {
             Some(StoreError::BadName { name: name.into() })
@@ -267,7 +277,6 @@ impl Store {
             full.then_some(StoreError::Quota { uid, limit })
         };
         if let Some(refusal) = refusal {
-            self.aside.let_go(String::new(), file);
             return Err(refusal);
         }
         let handed = self.examine(uid, name, file, self.remote_files.load(Ordering::Relaxed))?;
