@@ -87,6 +87,7 @@ fn submit(
         shift: None,
         scores: None,
         embedding: None,
+        drafts: 0,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
         max_tokens: tokens,

@@ -89,6 +89,10 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
     page.by_kind("reused_tokens_total", "counter", help, "", devices, |d| {
         vec![("", d.reused_tokens() as f64)]
     });
+    page.by_kind("draft_tokens_total", "counter", "Drafted tokens by their fate.", "fate", devices, |d| {
+        let (drafted, accepted) = (d.drafted_tokens(), d.accepted_tokens());
+        vec![("accepted", accepted as f64), ("refused", drafted.saturating_sub(accepted) as f64)]
+    });
     let help = "Bytes of keys and values of known prefixes that no request has.";
     page.by_kind("kv_cached_bytes", "gauge", help, "", devices, |d| vec![("", d.kv_cached_bytes() as f64)]);
     let help = "Pages of known prefixes that went because others needed their bytes.";

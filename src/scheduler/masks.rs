@@ -2,7 +2,10 @@
 //!
 //! A sequence with a constraint has a [`Masking`]. The engine thread hands each accepted token to threads of their own.
 //! It takes the mask only when the step's logits are there. The state follows the tokens of the answer and nothing else: pages,
-//! positions and parked sequences do not matter to it. The queue holds each sequence at most once.
+//! positions and parked sequences do not matter to it. The queue holds each sequence at most once for each step.
+//!
+//! For drafted tokens, a copy of the constraint follows them, and gives a mask behind each that it allows. So nothing but the
+//! answer's tokens changes the state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -66,11 +69,17 @@ pub(super) struct Masking {
 struct State {
     /// `None` while a thread works with it, and after a panic.
     constraint: Option<Constraint>,
-    /// The answer's last token, until a thread has taken it.
-    token: Option<u32>,
-    /// `token` is the last one that the request allows: no mask is wanted after it.
+    /// The answer's tokens of the last step, until a thread has taken them.
+    tokens: Vec<u32>,
+    /// The last of `tokens` is the last one that the request allows: no mask is wanted after it.
     last: bool,
     result: Option<Masked>,
+    /// Drafted tokens that may follow.
+    ahead: Vec<u32>,
+    /// The tokens that may follow each of them, as far as they are known.
+    masks_ahead: Vec<Arc<TokenMask>>,
+    /// How often the answer got tokens.
+    turn: u64,
     /// How long the last mask took.
     took: Duration,
 }
@@ -91,14 +100,11 @@ pub(super) enum Masked {
 impl Masking {
     /// For a constraint at the beginning of its answer.
     pub fn new(constraint: Constraint) -> Arc<Self> {
-        let state = State {
-            constraint: Some(constraint),
-            token: None,
-            last: false,
-            result: None,
-            took: Duration::ZERO,
-        };
-        Arc::new(Self { state: Mutex::new(Rank::Mask, state), done: Condvar::new() })
+        Arc::new(Self::of(State::new(Some(constraint), None)))
+    }
+
+    fn of(state: State) -> Self {
+        Self { state: Mutex::new(Rank::Mask, state), done: Condvar::new() }
     }
 
     /// The tokens that may follow, if they are known.
@@ -121,40 +127,91 @@ impl Masking {
         }
     }
 
-    /// Computes what may follow.
+    /// The tokens that may follow so many drafted ones, at least one, if they are known already.
+    pub fn ahead(&self, drafted: u32) -> Option<Arc<TokenMask>> {
+        self.state.lock().masks_ahead.get(drafted.checked_sub(1)? as usize).cloned()
+    }
+
+    /// Computes what may follow, and what may follow drafted tokens.
     fn compute(&self) {
         let begun = lock::now();
-        let (constraint, token, last) = {
+        let (constraint, tokens, last, ahead, turn) = {
             let mut state = self.state.lock();
-            (state.constraint.take(), state.token.take(), state.last)
+            let (tokens, ahead) = (std::mem::take(&mut state.tokens), std::mem::take(&mut state.ahead));
+            (state.constraint.take(), tokens, state.last, ahead, state.turn)
         };
         let lost = || Masked::Failed(ConstraintError::Internal("the constraint is lost".to_owned()));
         let computed = constraint.map(|mut constraint| {
-            let follow = || match token.filter(|_| last) {
-                Some(token) => constraint.completes(token).map(|complete| match complete {
-                    true => Masked::Complete,
-                    false => Masked::Cut,
-                }),
-                None => constraint.follow(token).map(|allowed| match allowed {
-                    Allowed::Tokens(mask) => Masked::Tokens(mask),
-                    Allowed::Complete => Masked::Complete,
-                }),
+            let follow = || {
+                let masked = following(&mut constraint, &tokens, last)?;
+                let goes_on = !ahead.is_empty() && matches!(masked, Masked::Tokens(_));
+                Ok((masked, goes_on.then(|| constraint.copy())))
             };
             match std::panic::catch_unwind(std::panic::AssertUnwindSafe(follow)) {
-                Ok(Ok(tokens @ Masked::Tokens(_))) => (Some(constraint), tokens),
-                Ok(Ok(none)) => (None, none),
-                Ok(Err(error)) => (None, Masked::Failed(error)),
+                Ok(Ok((tokens @ Masked::Tokens(_), copy))) => (Some(constraint), tokens, copy),
+                Ok(Ok((none, _))) => (None, none, None),
+                Ok(Err(error)) => (None, Masked::Failed(error), None),
                 Err(panic) => {
-                    (None, Masked::Failed(ConstraintError::Internal(panic_text(&*panic).to_owned())))
+                    let error = ConstraintError::Internal(panic_text(&*panic).to_owned());
+                    (None, Masked::Failed(error), None)
                 }
             }
         });
-        let (constraint, result) = computed.unwrap_or_else(|| (None, lost()));
-        let mut state = self.state.lock();
-        state.constraint = constraint;
-        state.took = lock::now().saturating_duration_since(begun);
-        state.result.get_or_insert(result); // one that came too late has failed already
-        self.done.notify_all();
+        let (constraint, result, copy) = computed.unwrap_or_else(|| (None, lost(), None));
+        {
+            let mut state = self.state.lock();
+            state.constraint = constraint;
+            state.took = lock::now().saturating_duration_since(begun);
+            state.result.get_or_insert(result); // one that came too late has failed already
+            self.done.notify_all();
+        }
+        if let Some(copy) = copy {
+            self.look_ahead(copy, &ahead, turn);
+        }
+    }
+
+    /// Finds what may follow drafted tokens, until the answer gets others or the form forbids one.
+    fn look_ahead(&self, mut copy: Constraint, ahead: &[u32], turn: u64) {
+        for &token in ahead {
+            let follow = || copy.follow(Some(token));
+            let followed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(follow));
+            let Ok(Ok(Allowed::Tokens(mask))) = followed else { return };
+            let mut state = self.state.lock();
+            if state.turn != turn {
+                return;
+            }
+            state.masks_ahead.push(mask);
+        }
+    }
+}
+
+impl State {
+    fn new(constraint: Option<Constraint>, result: Option<Masked>) -> Self {
+        let (tokens, ahead, masks_ahead) = Default::default();
+        Self { constraint, tokens, last: false, result, ahead, masks_ahead, turn: 0, took: Duration::ZERO }
+    }
+}
+
+/// Takes the tokens of a step, and finds what may follow the last one.
+fn following(constraint: &mut Constraint, tokens: &[u32], last: bool) -> Result<Masked, ConstraintError> {
+    let Some((token, before)) = tokens.split_last() else { return constraint.follow(None).map(Masked::of) };
+    for token in before {
+        if constraint.completes(*token)? {
+            return Ok(Masked::Complete);
+        }
+    }
+    match last {
+        true => Ok(if constraint.completes(*token)? { Masked::Complete } else { Masked::Cut }),
+        false => constraint.follow(Some(*token)).map(Masked::of),
+    }
+}
+
+impl Masked {
+    fn of(allowed: Allowed) -> Self {
+        match allowed {
+            Allowed::Tokens(mask) => Self::Tokens(mask),
+            Allowed::Complete => Self::Complete,
+        }
     }
 }
 
@@ -190,22 +247,26 @@ impl MaskPool {
         pending.into_iter().filter(|(_, uid)| self.slow.contains_key(uid)).map(|(id, _)| id).collect()
     }
 
-    /// Has the sequence's mask computed: the first one, or after a token that its last mask allowed.
-    pub fn compute(&mut self, masking: &Arc<Masking>, token: Option<u32>) {
-        self.hand_over(masking, token, false);
+    /// Has the sequence's mask computed: the first one, or after tokens that its masks allowed. The masks behind the tokens that
+    /// may follow, `ahead`, come later.
+    pub fn compute(&mut self, masking: &Arc<Masking>, tokens: &[u32], ahead: &[u32]) {
+        self.hand_over(masking, tokens, ahead, false);
     }
 
-    /// Whether the answer is complete with the last token that its request allows. Waits for a thread, but for no mask.
-    pub fn completes(&mut self, masking: &Arc<Masking>, token: u32) -> bool {
-        self.hand_over(masking, Some(token), true);
+    /// Whether the answer is complete with these tokens, the last of which is the last one that its request allows. Waits for a
+    /// thread, but for no mask.
+    pub fn completes(&mut self, masking: &Arc<Masking>, tokens: &[u32]) -> bool {
+        self.hand_over(masking, tokens, &[], true);
         matches!(masking.wait(), Masked::Complete)
     }
 
     /// Gives a thread the sequence. One that ends goes first, because the engine waits for it.
-    fn hand_over(&mut self, masking: &Arc<Masking>, token: Option<u32>, last: bool) {
+    fn hand_over(&mut self, masking: &Arc<Masking>, tokens: &[u32], ahead: &[u32], last: bool) {
         {
             let mut state = masking.state.lock();
-            (state.token, state.last, state.result) = (token, last, None);
+            (state.last, state.result, state.turn) = (last, None, state.turn.wrapping_add(1));
+            (state.tokens, state.ahead) = (tokens.to_vec(), ahead.to_vec());
+            state.masks_ahead.clear();
         }
         let queue = Arc::clone(self.queue.get_or_insert_with(|| {
             let waiting = Mutex::new(Rank::MaskQueue, Waiting::default());
@@ -274,10 +335,66 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::constraint::tests::{TESTER, id, tokenizer};
+    use crate::model::constraint::{ConstraintKind, ConstraintSource};
+    use crate::model::tokenizer::SharedTokenizer;
 
     fn masking(took: Duration, result: Option<Masked>) -> Masking {
-        let state = State { constraint: None, token: None, last: false, result, took };
-        Masking { state: Mutex::new(Rank::Mask, state), done: Condvar::new() }
+        Masking::of(State { took, ..State::new(None, result) })
+    }
+
+    /// The tokens of a text, one for each byte.
+    fn ids(tokenizer: &SharedTokenizer, text: &str) -> Vec<u32> {
+        text.bytes().map(|byte| id(tokenizer, byte)).collect()
+    }
+
+    /// The mask after a text, by a constraint that follows it token by token.
+    fn alone(constraint: &Constraint, tokens: &[u32]) -> Option<Arc<TokenMask>> {
+        let mut constraint = constraint.copy();
+        let mut allowed = constraint.follow(None).unwrap();
+        for token in tokens {
+            allowed = constraint.follow(Some(*token)).unwrap();
+        }
+        match allowed {
+            Allowed::Tokens(mask) => Some(mask),
+            Allowed::Complete => None,
+        }
+    }
+
+    #[test]
+    fn masks_behind_drafted_tokens_are_those_of_the_tokens_and_change_nothing() {
+        let tokenizer = tokenizer();
+        let source = ConstraintSource { kind: ConstraintKind::Regex, text: "(ab|cd){3}e".to_owned() };
+        let fresh = tokenizer.constraints().unwrap().compile(&source, TESTER).unwrap();
+        let text = ids(&tokenizer, "abcdabe");
+        // (taken at once, drafted behind them, of which the form allows so many).
+        let cases = [("ab", "cdab", 4), ("abc", "b", 0), ("abcd", "abe", 2), ("ab", "cx", 1), ("", "ab", 2)];
+        for (taken, drafted, allowed) in cases {
+            let masking = Masking::new(fresh.copy());
+            let (taken, drafted) = (ids(&tokenizer, taken), ids(&tokenizer, drafted));
+            let mut pool = MaskPool::new(Arc::new(|| ()));
+            pool.compute(&masking, &[], &[]);
+            masking.wait();
+            pool.compute(&masking, &taken, &drafted);
+            let known = |masking: &Masking| match masking.wait() {
+                Masked::Tokens(mask) => Some(mask),
+                _ => None,
+            };
+            assert_eq!(known(&masking), alone(&fresh, &taken));
+            let until = lock::now() + WAIT_MAX;
+            while masking.ahead(allowed).is_none() && allowed > 0 && lock::now() < until {
+                std::thread::yield_now();
+            }
+            for count in 1..=allowed {
+                let tokens = [&taken[..], &drafted[..count as usize]].concat();
+                assert_eq!(masking.ahead(count), alone(&fresh, &tokens), "{count} of {drafted:?}");
+            }
+            assert_eq!((masking.ahead(0), masking.ahead(allowed + 1)), (None, None));
+            // Drafted tokens count for nothing: the answer goes on after those that were taken.
+            let rest = &text[taken.len()..];
+            assert!(pool.completes(&masking, rest), "{rest:?}");
+            assert_eq!(masking.ahead(1), None);
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod accounts;
 mod core;
 mod costs;
 mod device;
+mod draft;
 mod dry;
 mod engine;
 mod handle;
@@ -152,6 +153,9 @@ pub struct Job {
     pub scores: Option<u32>,
     /// The embedding of the prompt is wanted, and no token.
     pub embedding: Option<Arc<Pooler>>,
+    /// Most tokens that a step may draft, each found in the sequence's own text; 0 for none. They do not change the answer. With
+    /// mirostat there are none.
+    pub drafts: u32,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// Limits of the choice of tokens.
@@ -236,6 +240,15 @@ pub struct TokenBatch {
     pub logprobs: Vec<TokenLogprob>,
 }
 
+impl TokenBatch {
+    /// Adds the tokens of another one, which came after these.
+    fn append(&mut self, other: Self) {
+        self.ids.extend(other.ids);
+        self.text.push_str(&other.text);
+        self.logprobs.extend(other.logprobs);
+    }
+}
+
 /// Log-probabilities of one sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
@@ -269,6 +282,10 @@ pub struct Outcome {
     pub prompt_tokens: u32,
     /// Those of them whose keys and values were there already.
     pub reused_tokens: u32,
+    /// Tokens that steps computed for drafts.
+    pub drafted_tokens: u32,
+    /// Those of them that are the answer's.
+    pub accepted_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// The embedding of the prompt, if it is wanted.

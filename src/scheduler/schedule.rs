@@ -23,6 +23,7 @@ use crate::model::ModelId;
 
 mod admission;
 mod compose;
+mod drafts;
 mod pages;
 
 /// Limits of the schedule.
@@ -62,7 +63,9 @@ pub(super) struct Work {
     pub scores: u32,
     /// So many of the last rows are in the embedding of the prompt.
     pub embeds: u32,
-    /// True for a row that continues an answer, false for rows of a prompt.
+    /// So many of the last rows are drafted tokens, each with logits for the next one.
+    pub drafts: u32,
+    /// True for rows that continue an answer, false for rows of a prompt.
     pub decode: bool,
 }
 
@@ -302,12 +305,12 @@ impl<A> Schedule<A> {
         sequence.looked = Some(state);
     }
 
-    /// Records that a step computed rows of a sequence, and the token sampled from the last one. `None` if the sequence
-    /// has ended, or lost its pages, since the step was planned.
+    /// Records that a step computed rows of a sequence, without those of its draft, and the token sampled from the last of these.
+    /// `None` if the sequence has ended, or lost its pages, since the step was planned.
     pub fn advance(&mut self, work: &Work, drawn: Option<u32>, now: Instant) -> Option<&mut Sequence<A>> {
         let live = |s: &Sequence<A>| s.request.id == work.id && s.restarts == work.restarts;
         let at = self.running.iter().position(live)?;
-        self.running[at].advance(work.rows, drawn, now);
+        self.running[at].advance(work.rows - work.drafts, drawn, now);
         if work.scores > 0 {
             self.running[at].tell_scores(work.start.saturating_add(work.rows), now);
         }

@@ -3,9 +3,11 @@
 //! Positions `0..computed` lie in the KV cache. `tokens` holds the known tokens: the prompt, then the sampled ones.
 //! When a step computes the last known token, its logits give the next one.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::draft::Draft;
 use super::kv::Held;
 use super::masks::Masking;
 use super::text::AnswerText;
@@ -44,6 +46,8 @@ pub(super) struct Request {
     pub scores: bool,
     /// The prompt's embedding is wanted, and no token.
     pub embeds: Option<Pooling>,
+    /// Most drafted tokens at once; 0 for none.
+    pub drafts: u32,
 }
 
 /// A live sequence. `A` is its [`Answer`]; tests of the schedule alone use `()`.
@@ -60,6 +64,8 @@ pub(super) struct Sequence<A = Answer> {
     pub scored: u32,
     /// Rows of the prompt that are in its embedding.
     pub embedded: u32,
+    /// Tokens that may follow; a step may compute them with the last known one.
+    pub draft: Draft,
     /// KV pages in order of position.
     pub kv: Held,
     /// No step has computed a row of it since its admission.
@@ -93,7 +99,7 @@ pub(super) struct Sequence<A = Answer> {
 
 impl<A> Sequence<A> {
     pub fn new(request: Request, prompt: Vec<u32>, answer: A) -> Self {
-        let credit = request.credit;
+        let (credit, draft) = (request.credit, Draft::new(request.drafts));
         Self {
             request,
             tokens: prompt,
@@ -101,6 +107,7 @@ impl<A> Sequence<A> {
             computed: 0,
             scored: 0,
             embedded: 0,
+            draft,
             kv: Held::default(),
             fresh: true,
             looked: None,
@@ -123,6 +130,7 @@ impl<A> Sequence<A> {
     pub fn restart(&mut self) {
         self.computed = 0;
         self.kv = Held::default();
+        self.draft.clear();
         (self.fresh, self.looked, self.ready) = (true, None, None);
         self.restarts = self.restarts.wrapping_add(1);
     }
@@ -222,6 +230,20 @@ impl<A> Sequence<A> {
         }
     }
 
+    /// True if the last known token is the drafted one of this place. It is computed then, and the token drawn behind it counts.
+    pub fn take_drafted(&mut self, place: u32) -> bool {
+        let drafted = self.draft.ids().get(place as usize);
+        let taken = drafted.is_some() && drafted == self.tokens.last();
+        self.computed += u32::from(taken);
+        taken
+    }
+
+    /// Looks for the tokens that may follow. There are none where its text has no room for the token drawn after them.
+    pub fn look_ahead(&mut self) {
+        let room = self.request.positions.saturating_sub(self.token_count().saturating_add(1));
+        self.draft.look(&self.tokens, if self.decodes() { room } else { 0 });
+    }
+
     /// Records that a step told the log-probabilities behind the rows before `end`.
     pub fn tell_scores(&mut self, end: u32, now: Instant) {
         self.scored = self.scored.max(end);
@@ -283,6 +305,8 @@ impl Sequence {
             deadline: job.deadline,
             scores: job.scores.is_some(),
             embeds: job.embedding.as_ref().map(|pooler| pooler.pooling),
+            // The cut of mirostat follows from the surprise of the token before.
+            drafts: if job.steering.mirostat.is_some() { 0 } else { job.drafts },
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
@@ -306,22 +330,23 @@ impl Sequence {
         }
     }
 
-    /// Sampling settings of its next token, without the mask of its constraint.
-    pub fn sample_row(&self) -> SampleRow {
+    /// Sampling settings of the token behind the first `drafted` ones of its draft, without the mask of its constraint.
+    pub fn sample_row(&self, drafted: u32) -> SampleRow {
         let Job { sampling, steering, model, .. } = &self.answer.job;
-        let generated = self.generated_tokens().min(self.token_count());
         let vocab = model.plan.program.vocab();
-        let repeated = steering
-            .dry
-            .as_ref()
-            .map(|dry| dry.less(&self.tokens, |id| model.tokenizer.token_bytes(id, true).unwrap_or(&[])));
-        let changes = match (&steering.penalties, repeated) {
-            (Some(all), repeated) => {
-                all.changes(&self.tokens, generated, vocab, &repeated.unwrap_or_default())
-            }
-            (None, Some(repeated)) => Penalties::NONE.changes(&self.tokens, generated, vocab, &repeated),
-            (None, None) => None,
-        };
+        let changes = (steering.penalties.is_some() || steering.dry.is_some()).then(|| {
+            let ahead = self.draft.ids().get(..drafted as usize).unwrap_or_default();
+            let tokens = match ahead {
+                [] => Cow::Borrowed(&self.tokens),
+                ahead => Cow::Owned([&self.tokens, ahead].concat()),
+            };
+            let generated = self.generated_tokens().min(self.token_count()).saturating_add(drafted);
+            let bytes_of = |id| model.tokenizer.token_bytes(id, true).unwrap_or(&[]);
+            let repeated = steering.dry.as_ref().map(|dry| dry.less(&tokens, bytes_of));
+            let none = Penalties::NONE;
+            let penalties = steering.penalties.as_ref().unwrap_or(&none);
+            penalties.changes(&tokens, generated, vocab, &repeated.unwrap_or_default())
+        });
         let chain = match (steering.chain, self.answer.mirostat) {
             (chain, Some(_)) => {
                 Some(Chain { mirostat: self.answer.mirostat, ..chain.unwrap_or(Chain::NONE) })
@@ -335,9 +360,9 @@ impl Sequence {
             min_p: sampling.min_p,
             seed: sampling.seed,
             // The number of the drawn token, with those that were dropped: no random number comes twice.
-            position: self.token_count().wrapping_add(self.dropped),
+            position: self.token_count().wrapping_add(drafted).wrapping_add(self.dropped),
             top_logprobs: sampling.top_logprobs,
-            changes,
+            changes: changes.flatten(),
             mask: None,
             chain,
         }
@@ -448,6 +473,8 @@ impl Sequence {
             text: text.finish(),
             prompt_tokens: self.request.prompt_tokens,
             reused_tokens: self.reused.unwrap_or(0),
+            drafted_tokens: self.draft.counts().0,
+            accepted_tokens: self.draft.counts().1,
             generated_tokens,
             embedding: None,
             dropped_tokens: self.dropped,

@@ -62,6 +62,10 @@ pub struct Counters {
     pub prefill_rows: u64,
     /// Prompt tokens that no step computed, because their keys and values were there.
     pub reused_tokens: u64,
+    /// Tokens that steps computed for drafts.
+    pub drafted_tokens: u64,
+    /// Those of them that became an answer's. The others are in no count of rows.
+    pub accepted_tokens: u64,
     /// Sum of the sequences in each step. Divided by `steps`: mean sequences per step.
     pub step_sequences: u64,
     /// Sequences that ended with an answer.

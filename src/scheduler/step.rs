@@ -26,8 +26,8 @@ pub(super) struct StepArrays {
     /// Rows whose last layer is wanted, in rising order.
     last_rows: Vec<Range<u32>>,
     samples: Vec<SampleRow>,
-    /// Beside each of `samples`, what limits its tokens.
-    maskings: Vec<Option<Arc<Masking>>>,
+    /// Beside each of `samples`, what limits its tokens, and how many drafted ones are before it.
+    maskings: Vec<Option<(Arc<Masking>, u32)>>,
 }
 
 impl StepArrays {
@@ -45,20 +45,22 @@ impl StepArrays {
         self.maskings.clear();
     }
 
-    /// Adds a sequence's rows. `tokens` holds all its known tokens; `pages` the pages of its positions, at most the
-    /// stride given to [`StepArrays::clear`]. `sample` gives the sampling settings of the last row if `work.samples`, and
-    /// what limits its token. `score` gives those of a row whose next token is known.
+    /// Adds a sequence's rows. `tokens` holds all its known tokens, and `drafted` those that may follow. `pages` has the pages of
+    /// its positions, at most the stride given to [`StepArrays::clear`]. `sample` gives the sampling settings behind so many drafted
+    /// tokens if `work.samples`, and what limits the next token. `score` gives those of a row whose next token is known.
     pub fn push(
         &mut self,
         work: &Work,
-        tokens: &[u32],
+        (tokens, drafted): (&[u32], &[u32]),
         pages: &[u32],
-        sample: impl FnOnce() -> (SampleRow, Option<Arc<Masking>>),
+        sample: impl Fn(u32) -> (SampleRow, Option<Arc<Masking>>),
         score: impl Fn(u32) -> SampleRow,
     ) {
         let positions = work.start..work.start + work.rows;
         let scored = positions.end.saturating_sub(work.scores)..positions.end;
-        self.token_ids.extend(&tokens[work.start as usize..positions.end as usize]);
+        let known = work.start as usize..(positions.end - work.drafts) as usize;
+        self.token_ids.extend(&tokens[known]);
+        self.token_ids.extend(&drafted[..work.drafts as usize]);
         self.positions.extend(positions);
         self.row_sequences.resize(self.token_ids.len(), self.sequences);
         self.sequences += 1;
@@ -74,22 +76,34 @@ impl StepArrays {
             self.maskings.push(None);
         }
         if work.samples {
-            self.logits_rows.push(self.token_ids.len() as u32 - 1);
-            let (row, masking) = sample();
-            self.samples.push(row);
-            self.maskings.push(masking);
+            for place in 0..=work.drafts {
+                self.logits_rows.push(end - 1 - work.drafts + place);
+                let (row, masking) = sample(place);
+                self.samples.push(row);
+                self.maskings.push(masking.map(|masking| (masking, place)));
+            }
         }
     }
 
-    /// Puts the masks into the rows to sample, and waits for those that are not there yet. A row whose answer is complete or
-    /// failed gets none: its token counts for nothing.
+    /// Puts the masks into the rows to sample, and waits for those that are not there yet. Nobody waits for the mask behind a
+    /// drafted token. A row whose answer is complete or failed gets none: its token counts for nothing.
     fn take_masks(&mut self) {
         for (row, masking) in self.samples.iter_mut().zip(&self.maskings) {
-            row.mask = match masking.as_ref().map(|masking| masking.wait()) {
-                Some(Masked::Tokens(mask)) => Some(mask),
-                Some(Masked::Complete | Masked::Cut | Masked::Failed(_)) | None => None,
+            row.mask = match masking {
+                None => None,
+                Some((masking, 0)) => match masking.wait() {
+                    Masked::Tokens(mask) => Some(mask),
+                    Masked::Complete | Masked::Cut | Masked::Failed(_) => None,
+                },
+                Some((masking, place)) => masking.ahead(*place),
             };
         }
+    }
+
+    /// True if the token drawn in this place of a finished step may be an answer's: its form, if there is one, gave a mask.
+    pub fn is_drawn_by_form(&self, place: usize) -> bool {
+        let masked = self.maskings.get(place).is_some_and(Option::is_some);
+        !masked || self.samples.get(place).is_some_and(|row| row.mask.is_some())
     }
 
     fn batch(&self) -> StepBatch<'_> {

@@ -50,6 +50,8 @@ pub(super) enum Count {
     KvBytes,
     KvCachedBytes,
     ReusedTokens,
+    DraftedTokens,
+    AcceptedTokens,
     PagesEvicted,
     TakenBytes,
     AvailableBytes,
@@ -85,6 +87,8 @@ impl Count {
             | Self::PrefillRows
             | Self::StepSequences
             | Self::ReusedTokens
+            | Self::DraftedTokens
+            | Self::AcceptedTokens
             | Self::PagesEvicted
             | Self::Done
             | Self::Failed

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use rocmforge_client::wire::{
-    self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_CACHED,
-    EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
+    self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_ACCEPTED, EXT_DEVICE_CACHED,
+    EXT_DEVICE_DRAFTED, EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
     EXT_STATUS_LOST_THREADS, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest,
     PsReply, PsRequest, RequestScope, SequenceEntry, StatusReply, WireError,
 };
@@ -272,6 +272,8 @@ fn device_ext(info: &BackendInfo, snapshot: &EngineSnapshot, coarse: &Coarse) ->
         (EXT_DEVICE_REUSED, coarse.count(Count::ReusedTokens, counters.reused_tokens)),
         (EXT_DEVICE_CACHED, coarse.count(Count::KvCachedBytes, snapshot.kv_cached_bytes)),
         (EXT_DEVICE_PAGES_EVICTED, coarse.count(Count::PagesEvicted, counters.kv_pages_evicted)),
+        (EXT_DEVICE_DRAFTED, coarse.count(Count::DraftedTokens, counters.drafted_tokens)),
+        (EXT_DEVICE_ACCEPTED, coarse.count(Count::AcceptedTokens, counters.accepted_tokens)),
     ]));
     ext
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode,
-    GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
+    self, EXT_END_ACCEPTED, EXT_END_DRAFTED, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_REUSED,
+    EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd, GenerateItem, GenerateRequest,
+    SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -63,7 +64,7 @@ pub(super) async fn run(
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
     let extras = prompt::extras(&request)?;
-    let marks = request.marks();
+    let (marks, drafts) = (request.marks(), request.drafts());
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
@@ -106,6 +107,7 @@ pub(super) async fn run(
         prompt: valid.prompt,
         max_tokens: if embedded.is_some() { 1 } else { valid.max_tokens },
         context_tokens: valid.context_tokens,
+        drafts: drafts.into(),
         sampling,
         steering,
         marks,
@@ -303,6 +305,8 @@ fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
         (EXT_END_REUSED, outcome.reused_tokens.into()),
         (EXT_END_SESSION, session_tokens),
         (EXT_END_DROPPED, outcome.dropped_tokens.into()),
+        (EXT_END_DRAFTED, outcome.drafted_tokens.into()),
+        (EXT_END_ACCEPTED, outcome.accepted_tokens.into()),
     ]);
     if let Some(numbers) = &outcome.embedding {
         ext.push((EXT_END_EMBEDDING, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()));

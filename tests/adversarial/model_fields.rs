@@ -228,6 +228,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         shift: None,
         scores: None,
         embedding: None,
+        drafts: 0,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

@@ -5,6 +5,7 @@
 mod cold;
 #[path = "../common/mod.rs"]
 mod common;
+mod drafts;
 mod experts;
 mod faults;
 mod gate;

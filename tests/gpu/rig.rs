@@ -153,9 +153,21 @@ impl Rig {
         sampling: Sampling,
         steering: Steering,
     ) -> Asked {
+        self.submit_changed(model, prompt, tokens, (sampling, steering), |_| ())
+    }
+
+    /// Submits a request of `tokens` tokens, after a change.
+    pub fn submit_changed(
+        &self,
+        model: &Arc<Model>,
+        prompt: &[u32],
+        tokens: u32,
+        (sampling, steering): (Sampling, Steering),
+        change: impl FnOnce(&mut Job),
+    ) -> Asked {
         let handle = self.handle();
         let (events, receiver) = unbounded_channel();
-        let job = Job {
+        let mut job = Job {
             id: handle.new_sequence_id(),
             uid: 1000,
             connection: 0,
@@ -163,6 +175,7 @@ impl Rig {
             shift: None,
             scores: None,
             embedding: None,
+            drafts: 0,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,
@@ -177,6 +190,7 @@ impl Rig {
             credit: u32::MAX,
             events,
         };
+        change(&mut job);
         let id = job.id;
         let refused = handle.submit(job).err();
         Asked { id, refused, receiver }

@@ -9,7 +9,8 @@ use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::{ActivationType, Backend, KvType};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, Steering, TokenLogprob,
+    Engine, EngineOptions, Event, Job, JobError, Outcome, Penalties, Reuse, Sampling, SequenceId, Steering,
+    TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -59,16 +60,29 @@ impl Rig {
         max_tokens: u32,
         sampling: Sampling,
     ) -> (SequenceId, UnboundedReceiver<Event>) {
+        let (job, events) = self.job(uid, prompt, max_tokens, sampling);
+        let id = job.id;
+        self.engine.handle().submit(job).unwrap();
+        (id, events)
+    }
+
+    fn job(
+        &self,
+        uid: u32,
+        prompt: &[u32],
+        max_tokens: u32,
+        sampling: Sampling,
+    ) -> (Job, UnboundedReceiver<Event>) {
         let (events, receiver) = unbounded_channel();
-        let id = self.engine.handle().new_sequence_id();
         let job = Job {
-            id,
+            id: self.engine.handle().new_sequence_id(),
             uid,
             connection: 0,
             priority: 128,
             shift: None,
             scores: None,
             embedding: None,
+            drafts: 0,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,
@@ -83,8 +97,7 @@ impl Rig {
             credit: u32::MAX,
             events,
         };
-        self.engine.handle().submit(job).unwrap();
-        (id, receiver)
+        (job, receiver)
     }
 
     fn ask(&self, prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Answer {
@@ -105,6 +118,22 @@ fn finish(mut events: UnboundedReceiver<Event>) -> (Answer, Outcome) {
                 answer.text.push_str(&outcome.text);
                 return (answer, outcome);
             }
+            Event::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// The tokens of an answer, and whether all came. It may fail as `may` says.
+fn collect(mut events: UnboundedReceiver<Event>, may: impl Fn(&JobError) -> bool) -> (Answer, bool) {
+    let mut answer = Answer::default();
+    loop {
+        match events.blocking_recv().expect("the engine sent no last event") {
+            Event::Tokens(batch) => {
+                answer.ids.extend(batch.ids);
+                answer.logprobs.extend(batch.logprobs);
+            }
+            Event::Done(_) => return (answer, true),
+            Event::Failed(error) if may(&error) => return (answer, false),
             Event::Failed(error) => panic!("{error}"),
         }
     }
@@ -211,19 +240,9 @@ fn check_reuse(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u3
         for (id, _) in together.iter().skip(2).step_by(7) {
             rig.engine.handle().cancel(*id);
         }
-        for (i, (_, mut events)) in together.into_iter().enumerate() {
-            let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
-            let ended = loop {
-                match events.blocking_recv().expect("the engine sent no last event") {
-                    Event::Tokens(batch) => {
-                        ids.extend(batch.ids);
-                        logprobs.extend(batch.logprobs);
-                    }
-                    Event::Done(_) => break true,
-                    Event::Failed(JobError::Cancelled) if i % 7 == 2 => break false,
-                    Event::Failed(error) => panic!("sequence {i}: {error}"),
-                }
-            };
+        for (i, (_, events)) in together.into_iter().enumerate() {
+            let cancelled = |error: &JobError| i % 7 == 2 && matches!(error, JobError::Cancelled);
+            let (Answer { ids, logprobs, .. }, ended) = collect(events, cancelled);
             assert!(!ended || ids.len() == tokens as usize, "round {round}, sequence {i}");
             assert_eq!(ids, alone[i].ids[..ids.len()], "round {round}, sequence {i}");
             assert_eq!(logprobs, alone[i].logprobs[..ids.len()], "round {round}, sequence {i}");
@@ -233,6 +252,76 @@ fn check_reuse(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u3
     let counters = snapshot.counters;
     assert!(counters.reused_tokens > 0 && counters.sequences_parked > 0, "{counters:?}");
     assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, snapshot.kv_cached_bytes));
+}
+
+/// Answers of sequences that draft, together and with cancels and few pages, have the bits of those alone that do not.
+fn check_drafts(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u32) {
+    let options = |kv_budget_bytes| EngineOptions {
+        rows_max: Some(64),
+        sequences_max: 24,
+        kv_budget_bytes,
+        ..EngineOptions::default()
+    };
+    let off = Rig::with(model, cpu, options(4 << 30));
+    let program = &off.model.plan.program;
+    let (vocab, page_bytes) = (program.vocab() as u32, off.engine.handle().kv_bytes(program, 1));
+    // Each prompt has a passage twice, so that the answer finds something to go on with.
+    let prompt = |i: u32| -> Vec<u32> {
+        let passage: Vec<u32> = (0..15 + i % 9).map(|j| ((i % 5) * 131 + j * 37 + 5) % vocab).collect();
+        [&passage[..], &[i % vocab], &passage[..]].concat()
+    };
+    let penalties = Penalties { repeat: 1.1, last: 64, ..Penalties::NONE };
+    let job = |rig: &Rig, i: u32, drafts: u32| {
+        let sampling = if i.is_multiple_of(2) { greedy() } else { drawn(u64::from(i)) };
+        let (mut job, events) = rig.job(i * 5 % 3, &prompt(i), tokens, sampling);
+        job.drafts = drafts;
+        job.steering.penalties = (i % 4 == 3).then(|| penalties.clone());
+        (job, events)
+    };
+    let ask = |rig: &Rig, i: u32, drafts: u32| {
+        let (job, events) = job(rig, i, drafts);
+        rig.engine.handle().submit(job).unwrap();
+        finish(events)
+    };
+    let alone: Vec<Answer> = (0..count).map(|i| ask(&off, i, 0).0).collect();
+    for i in 0..count {
+        assert_eq!(ask(&off, i, 1 + i % 16).0, alone[i as usize], "sequence {i} alone");
+    }
+    let counters = off.engine.handle().snapshot().counters;
+    assert!(counters.accepted_tokens > 0, "{counters:?}");
+    assert!(counters.drafted_tokens > counters.accepted_tokens, "{counters:?}");
+    let rig = Rig::with(model, cpu, options(pages * page_bytes));
+    let together: Vec<_> = (0..count)
+        .map(|i| {
+            let (job, events) = job(&rig, i, [0, 3, 16][i as usize % 3]);
+            let id = job.id;
+            rig.engine.handle().submit(job).unwrap();
+            (id, events)
+        })
+        .collect();
+    for (id, _) in together.iter().skip(2).step_by(7) {
+        rig.engine.handle().cancel(*id);
+    }
+    for (i, (_, events)) in together.into_iter().enumerate() {
+        let (answer, ended) = collect(events, |error| i % 7 == 2 && matches!(error, JobError::Cancelled));
+        assert!(!ended || answer.ids.len() == tokens as usize, "sequence {i}");
+        assert_eq!(answer.ids, alone[i].ids[..answer.ids.len()], "sequence {i}");
+        assert_eq!(answer.logprobs, alone[i].logprobs[..answer.ids.len()], "sequence {i}");
+    }
+    let snapshot = rig.engine.handle().snapshot();
+    assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, snapshot.kv_cached_bytes));
+}
+
+#[test]
+fn tinystories_answers_do_not_depend_on_drafts() {
+    check_drafts(&common::tinystories(), CpuOptions::default(), 32, 40, 110);
+    check_drafts(&common::tinystories(), EXACT, 16, 12, 110);
+}
+
+#[test]
+fn smollm2_answers_do_not_depend_on_drafts() {
+    let Some(model) = common::smollm2() else { return };
+    check_drafts(&model, CpuOptions::default(), 4, 9, 60);
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod descriptors;
 mod device;
 mod device_memory;
 mod disks;
+mod drafts;
 mod embeddings;
 mod experts;
 mod fairness;

@@ -1,12 +1,11 @@
 //! Arguments of `chat`, and what commands have in common.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{Command, RunArguments, number};
-use super::report::Output;
+use super::args::{Command, number};
+use super::run_args::RunArguments;
 
 pub const CHAT_HELP: &str = "\
 Lines that begin with / are commands: /clear, /system TEXT, /save FILE, /load FILE, /exit, /help. Ctrl-C
@@ -50,35 +49,6 @@ impl From<&RunArguments> for ChatArguments {
             sampling: run.sampling.clone(),
             seed: run.seed,
         }
-    }
-}
-
-impl RunArguments {
-    /// Whether a person at a terminal gave no prompt, and so wants to chat. Options that a chat does not have say the opposite.
-    pub fn chats(&self, output: Output) -> bool {
-        let Self {
-            prompt,
-            answers,
-            stop,
-            ids,
-            session,
-            context_shift,
-            priority,
-            ignore_eog,
-            logprobs,
-            timeout,
-            stats,
-            ..
-        } = self;
-        let plain = prompt.is_none() && stop.is_empty() && session.is_none() && priority.is_none();
-        let plain =
-            plain && !(*ids || *context_shift || *ignore_eog || *stats || *logprobs > 0 || *timeout > 0);
-        plain
-            && *answers == 1
-            && !self.steering.is_any()
-            && !output.json
-            && std::io::stdin().is_terminal()
-            && std::io::stdout().is_terminal()
     }
 }
 

@@ -15,6 +15,7 @@ mod pull;
 mod report;
 mod residency;
 mod run;
+mod run_args;
 mod samplers;
 mod sampling;
 mod score;

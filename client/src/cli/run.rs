@@ -12,8 +12,8 @@ use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, TokenLogprob};
 
-use super::args::RunArguments;
 use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
+use super::run_args::RunArguments;
 use super::{model_named, prompt};
 
 /// Most bytes of an answer, which is kept whole: a million tokens with twenty log-probabilities each have fewer.
@@ -114,6 +114,10 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
     let request = match arguments.context_shift {
         true => request.with_context_shift(arguments.keep),
         false => request,
+    };
+    let request = match arguments.draft {
+        Some(most) => request.with_drafts(most),
+        None => request,
     };
     let request = match arguments.priority {
         Some(priority) => request.with_priority(priority),
@@ -304,6 +308,8 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     object["usage"] = json!(end.map(|end| end.usage));
     object["reused_tokens"] = json!(end.map(GenerateEnd::reused_tokens));
     object["dropped_tokens"] = json!(end.map(GenerateEnd::dropped_tokens));
+    object["drafted_tokens"] = json!(end.map(GenerateEnd::drafted_tokens));
+    object["accepted_tokens"] = json!(end.map(GenerateEnd::accepted_tokens));
     object["session_tokens"] = json!(end.and_then(GenerateEnd::session_tokens));
     object["seed"] = json!(end.map(|end| end.seed));
     object["timings"] = json!(end.map(|end| json!({
@@ -327,11 +333,15 @@ fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
     let (usage, timings) = (end.usage, end.timings);
     let computed = u64::from(usage.prompt_tokens).saturating_sub(end.reused_tokens());
     let computed = u32::try_from(computed).unwrap_or(0);
+    let drafts = match end.drafted_tokens() {
+        0 => String::new(),
+        drafted => format!(" ({} of {drafted} drafted)", end.accepted_tokens()),
+    };
     // The first token comes from the prefill; decode is the time of the tokens after it.
     let decoded = usage.generated_tokens.saturating_sub(1);
     writeln!(
         stderr,
-        "prompt {} tokens, {} reused, {:.1} tokens/s; generated {} tokens, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
+        "prompt {} tokens, {} reused, {:.1} tokens/s; generated {} tokens{drafts}, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
          prefill {:.1} ms, decode {:.1} ms, total {total_ms:.1} ms; seed {}",
         usage.prompt_tokens,
         end.reused_tokens(),

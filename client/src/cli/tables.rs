@@ -291,12 +291,14 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
         (
             "steps",
             format!(
-                "{}; {:.2} rows and {:.2} sequences a step; {} prompt rows, {} decode rows",
+                "{}; {:.2} rows and {:.2} sequences a step; {} prompt rows, {} decode rows; {} of {} drafted tokens accepted",
                 device.steps,
                 per_step(device.rows),
                 per_step(device.step_sequences),
                 device.prefill_rows,
-                device.decode_rows
+                device.decode_rows,
+                device.accepted_tokens(),
+                device.drafted_tokens()
             ),
         ),
         (

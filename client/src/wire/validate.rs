@@ -81,6 +81,8 @@ pub mod limits {
     pub const BIASES_MAX: usize = 500;
     /// Last tokens that penalties count.
     pub const PENALTY_TOKENS_MAX: u32 = 4096;
+    /// Drafted tokens of a request in one step.
+    pub const DRAFTS_MAX: u8 = 32;
     /// Texts that no repetition reaches across.
     pub const BREAKERS_MAX: usize = 16;
     /// Bytes of one of them.

@@ -80,6 +80,7 @@ fn the_document_states_the_limits_of_the_code() {
         ("EMBEDDING", limits::EMBEDDING_BYTES_MAX),
         ("TOOLS", limits::TOOLS_MAX),
         ("BIASES", limits::BIASES_MAX),
+        ("DRAFTS", limits::DRAFTS_MAX.into()),
         ("LAST", limits::PENALTY_TOKENS_MAX as usize),
         ("BREAKERS", limits::BREAKERS_MAX),
         ("BREAKER", limits::BREAKER_BYTES_MAX),

@@ -103,7 +103,7 @@ fn run_with_json_prints_one_object() {
     let expected = serde_json::json!({
         "text": "x!", "prompt_ids": [5, 6], "ids": [1], "stop_reason": "max_tokens",
         "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "dropped_tokens": 0,
-        "session_tokens": null, "seed": 9,
+        "drafted_tokens": 0, "accepted_tokens": 0, "session_tokens": null, "seed": 9,
         "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
         "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
     });

@@ -6,6 +6,7 @@ mod bench;
 mod chat;
 mod command_line;
 mod connecting;
+mod drafts;
 mod failing;
 mod server;
 mod several;

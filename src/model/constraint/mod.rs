@@ -253,6 +253,12 @@ pub enum Allowed {
 }
 
 impl Constraint {
+    /// A copy that may follow other tokens. Nothing that it does changes this one. Takes some 20 us, and as much memory as this one.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self { parser: Box::new(self.parser.deep_clone()), kind: self.kind }
+    }
+
     /// Takes the answer's next token, if there is one, and finds those that may follow. Takes some 50 us, at most some 20 ms.
     ///
     /// # Errors
@@ -299,4 +305,4 @@ impl Constraint {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

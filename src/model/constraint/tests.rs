@@ -6,9 +6,9 @@ use crate::model::tokenizer::{SharedTokenizer, Tokenizers};
 
 /// The tokenizer of a vocabulary of 512 tokens, among them all bytes.
 /// Root: the tests together compile more than one user may.
-pub(super) const TESTER: Taker = Taker { uid: 0, privileged: true };
+pub(crate) const TESTER: Taker = Taker { uid: 0, privileged: true };
 
-pub(super) fn tokenizer() -> SharedTokenizer {
+pub(crate) fn tokenizer() -> SharedTokenizer {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
     let gguf = Gguf::parse(&std::fs::read(path).unwrap()[..]).unwrap();
     Tokenizers::default().of(&gguf).unwrap()
@@ -19,7 +19,7 @@ fn source(kind: ConstraintKind, text: &str) -> ConstraintSource {
 }
 
 /// The token of one byte.
-pub(super) fn id(tokenizer: &SharedTokenizer, byte: u8) -> u32 {
+pub(crate) fn id(tokenizer: &SharedTokenizer, byte: u8) -> u32 {
     let of = |id: &u32| tokenizer.token_bytes(*id, false) == Some(&[byte]);
     (0..tokenizer.vocab_size() as u32).find(of).unwrap()
 }

@@ -9,7 +9,7 @@ use crate::lock;
 use crate::model::ModelId;
 use crate::scheduler::masks::Masked;
 use crate::scheduler::schedule::Schedule;
-use crate::scheduler::schedule::StepPlan;
+use crate::scheduler::schedule::{StepPlan, Work};
 use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
 use crate::scheduler::{Event, JobError, SequenceId, StopReason};
 use crate::tensor::MapError;
@@ -89,6 +89,7 @@ impl Core {
         tracing::trace!(
             model = step.model.0,
             rows = step.rows(),
+            drafted = step.drafts(),
             decoding = step.work.iter().filter(|work| work.decode).count(),
             time = ?paused.time,
             goal = ?step.goal,
@@ -202,18 +203,23 @@ impl Core {
         self.counters.load_wait += load;
         self.counters.steps += 1;
         self.counters.step_sequences += step.work.len() as u64;
-        let mut sampled = sampled.into_iter();
+        let mut sampled = (0..).zip(sampled);
         let embedded: u32 = step.work.iter().map(|work| work.embeds).sum();
         let width = last_rows.len() / embedded.max(1) as usize;
         for work in &step.work {
-            let rows = u64::from(work.rows);
+            let rows = u64::from(work.rows - work.drafts);
+            self.counters.drafted_tokens += u64::from(work.drafts);
             self.counters.rows += rows;
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
-            let scores: Result<Vec<Sampled>, _> = sampled.by_ref().take(work.scores as usize).collect();
+            // All are taken, also behind one that failed: those of the next sequence follow.
+            let scores: Vec<Drawn> =
+                sampled.by_ref().take(work.scores as usize).map(|(_, drawn)| drawn).collect();
+            let scores: Result<Vec<Sampled>, _> = scores.into_iter().collect();
             let (mine, others) = last_rows.split_at_checked(work.embeds as usize * width).unwrap_or_default();
             last_rows = others;
-            let drawn = if work.samples { sampled.next() } else { None };
+            let drawn = if work.samples { sampled.next().map(|(_, drawn)| drawn) } else { None };
+            let behind: Vec<(usize, Drawn)> = sampled.by_ref().take(work.drafts as usize).collect();
             if work.samples && self.ended_by_constraint(work.id) {
                 continue;
             }
@@ -248,31 +254,69 @@ impl Core {
                 self.fail(work.id, JobError::Cancelled);
                 continue;
             }
-            let Some(token) = token else { continue };
-            let (token, (batch, mut reason)) = (token.id, sequence.accept(token, now));
-            let heard = sequence.send(Event::Tokens(batch));
-            if let Some(masking) = sequence.answer.masking.clone() {
-                match reason {
-                    // The last token that the request allows may complete the answer.
-                    Some(StopReason::MaxTokens | StopReason::ContextFull) => {
-                        if self.masks.completes(&masking, token) {
-                            reason = Some(StopReason::EndOfGeneration);
-                        }
-                    }
-                    Some(_) => {}
-                    None => self.masks.compute(&masking, Some(token)),
-                }
-            }
-            if let Some(reason) = reason {
-                let done = Event::Done(sequence.outcome(reason));
-                self.end(work.id, done);
-            } else if !heard {
-                self.fail(work.id, JobError::Cancelled);
-            } else if let Some(kept) = sequence.shifts() {
-                self.schedule.shift(work.id, kept);
+            if let Some(token) = token {
+                self.take_tokens(work, token, behind, now);
             }
         }
-        self.release_freed(); // pages that others have with the same tokens
+        self.release_freed(); // pages that others have with the same tokens, and those of refused drafts
+    }
+
+    /// Takes the token drawn after a sequence's last known one. While drafted tokens were right, it takes those drawn `behind` them
+    /// too: alone, each would have been drawn from the same logits. They come with their places in the step.
+    fn take_tokens(&mut self, work: &Work, token: Sampled, behind: Vec<(usize, Drawn)>, now: Instant) {
+        let Some(sequence) = self.schedule.get_mut(work.id) else { return };
+        let (mut ids, mut failed) = (vec![token.id], None);
+        let (mut batch, mut reason) = sequence.accept(token, now);
+        for (drafted, (place, drawn)) in (0..).zip(behind) {
+            if reason.is_some() || !self.arrays.is_drawn_by_form(place) || !sequence.take_drafted(drafted) {
+                break;
+            }
+            match drawn {
+                Ok(token) => {
+                    ids.push(token.id);
+                    sequence.tokens.push(token.id);
+                    let (more, why) = sequence.accept(token, now);
+                    batch.append(more);
+                    reason = why;
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let accepted = ids.len() as u64 - 1; // at most the rows of a step
+        self.counters.accepted_tokens += accepted;
+        self.counters.rows += accepted;
+        self.counters.decode_rows += accepted;
+        let heard = sequence.send(Event::Tokens(batch));
+        if let Some(error) = failed {
+            tracing::debug!(model = sequence.request.model.0, %error, "no token could be sampled");
+            return self.fail(work.id, JobError::Backend(error));
+        }
+        let masking = sequence.answer.masking.clone();
+        self.schedule.draft_next(work);
+        let Some(sequence) = self.schedule.get_mut(work.id) else { return };
+        if let Some(masking) = masking {
+            match reason {
+                // The last token that the request allows may complete the answer.
+                Some(StopReason::MaxTokens | StopReason::ContextFull) => {
+                    if self.masks.completes(&masking, &ids) {
+                        reason = Some(StopReason::EndOfGeneration);
+                    }
+                }
+                Some(_) => {}
+                None => self.masks.compute(&masking, &ids, sequence.draft.ids()),
+            }
+        }
+        if let Some(reason) = reason {
+            let done = Event::Done(sequence.outcome(reason));
+            self.end(work.id, done);
+        } else if !heard {
+            self.fail(work.id, JobError::Cancelled);
+        } else if let Some(kept) = sequence.shifts() {
+            self.schedule.shift(work.id, kept);
+        }
     }
 
     /// Ends a sequence whose constraint is complete or has failed; true if it did.
@@ -345,9 +389,10 @@ impl Paused {
         self.arrays.clear(stride);
         for work in &step.work {
             if let Some(sequence) = schedule.get(work.id) {
-                let sample = || (sequence.sample_row(), sequence.answer.masking.clone());
+                let sample = |drafted| (sequence.sample_row(drafted), sequence.answer.masking.clone());
                 let score = |row| sequence.score_row(row);
-                self.arrays.push(work, &sequence.tokens, &sequence.kv.pages, sample, score);
+                let tokens = (&*sequence.tokens, sequence.draft.ids());
+                self.arrays.push(work, tokens, &sequence.kv.pages, sample, score);
             }
         }
     }

@@ -289,7 +289,7 @@ impl Core {
         self.device.models.begun(model.id);
         let sequence = Sequence::of(job, page_bytes);
         if let Some(masking) = &sequence.answer.masking {
-            self.masks.compute(masking, None);
+            self.masks.compute(masking, &[], &[]);
         }
         self.schedule.submit(sequence);
     }

@@ -217,6 +217,17 @@ impl Kv {
         }
     }
 
+    /// Gives back the pages that a sequence of so many positions does not need: those of tokens that were refused. The tree has none
+    /// of them.
+    pub fn shorten(&mut self, model: ModelId, uid: u32, positions: u32, held: &mut Held) {
+        let needed = (positions as usize).div_ceil(KV_PAGE_TOKENS).max(held.known);
+        while held.pages.len() > needed
+            && let Some(page) = held.pages.pop()
+        {
+            self.drop_page(model, uid, page);
+        }
+    }
+
     fn drop_page(&mut self, model: ModelId, uid: u32, page: u32) {
         let Some(pool) = self.pools.get_mut(&model) else { return };
         if let Left::Free(uid) = pool.drop(page, uid) {

@@ -100,6 +100,26 @@ impl Lives {
         }
     }
 
+    /// Writes tokens that are refused behind those of a sequence, where pages are free, and gives these back.
+    fn draft(&mut self, at: usize) {
+        let live = &mut self.live[at];
+        if live.held.copied.is_some() || live.computed == 0 {
+            return;
+        }
+        let end = live.computed + 1 + self.random.below(70) as usize;
+        while live.held.pages.len() * PAGE < end
+            && let Some(page) = self.kv.take(live.model, live.uid)
+        {
+            live.held.pages.push(page);
+        }
+        for position in live.computed..end.min(live.held.pages.len() * PAGE) {
+            let page = live.held.pages[position / PAGE];
+            self.device.entry((live.model, page)).or_default()[position % PAGE] = Some(9999);
+        }
+        self.kv.shorten(live.model, live.uid, live.computed as u32, &mut live.held);
+        assert_eq!(live.held.pages.len(), live.computed.div_ceil(PAGE), "seed {}", self.seed);
+    }
+
     fn end(&mut self, at: usize) {
         let mut live = self.live.swap_remove(at);
         self.kv.keep(live.model, live.uid, &live.tokens[..live.computed], true, &mut live.held);
@@ -112,6 +132,7 @@ impl Lives {
         match (self.random.below(20), at) {
             (0..=3, _) => self.begin(),
             (4..=5, Some(at)) => self.end(at),
+            (8..=9, Some(at)) => self.draft(at),
             (6, _) if self.random.below(8) == 0 => {
                 let of = [None, Some(ModelId(1)), Some(ModelId(2))][self.random.below(3) as usize];
                 self.kv.drop_cached(of);

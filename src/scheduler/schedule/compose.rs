@@ -24,13 +24,13 @@ const QUANTUM_ALONE: Duration = Duration::from_secs(1);
 /// Rows of a user alone may take this many times as long as reading the weights: they then cost 3 % of a long prompt.
 const WEIGHTS_READS_ALONE: f64 = 30.0;
 /// Users whose time is ahead still join a step with rows that make it this much longer than reading the weights alone.
-const FREE_PART: f64 = 0.125;
+pub(super) const FREE_PART: f64 = 0.125;
 /// Rows of users that want more than another may make a step twice as long as if all wanted as little, or take this
 /// long: a shorter step would be mostly its own overhead.
 const EXCESS: f64 = 2.0;
 const EXCESS_LEAST: Duration = Duration::from_millis(1);
 /// A prompt that comes in may make a step so many times as long as its decoding sequences alone, or as long as this.
-const MIXED: f64 = 2.0;
+pub(super) const MIXED: f64 = 2.0;
 const MIXED_LEAST: Duration = Duration::from_millis(10);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
@@ -82,6 +82,7 @@ impl<A> Schedule<A> {
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
+        self.add_drafts(model, &mut work, now);
         // Work is empty only if the last sequence went to the queue.
         (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
     }
@@ -307,7 +308,7 @@ fn ranked<A>(order: Vec<&Sequence<A>>) -> Vec<&Sequence<A>> {
 }
 
 /// Most rows of a step.
-fn row_limit(estimate: Option<Estimate>, contended: bool) -> u32 {
+pub(super) fn row_limit(estimate: Option<Estimate>, contended: bool) -> u32 {
     match (estimate, contended) {
         (None, true) => FIRST_ROWS,
         (Some(e), true) => e.rows_in(QUANTUM.as_secs_f64().max(e.fixed)),
@@ -349,7 +350,7 @@ fn crowd(users: impl Iterator<Item = (u32, u32)>) -> f64 {
 
 /// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
 /// are enough.
-fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
+pub(super) fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
     let mut by_need: Vec<(u32, u32)> = wanted.into_iter().collect();
     by_need.sort_by_key(|(uid, rows)| (*rows, *uid));
     let (mut left, mut users) = (limit, by_need.len() as u32);

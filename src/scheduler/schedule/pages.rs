@@ -53,6 +53,7 @@ impl<A> Schedule<A> {
                     samples: rows == sequence.pending() && sequence.request.embeds.is_none(),
                     scores,
                     embeds: sequence.embeds(rows),
+                    drafts: 0,
                     decode: sequence.decodes(),
                 });
             }
@@ -100,7 +101,7 @@ impl<A> Schedule<A> {
     }
 
     /// True if a user holds as much as one may. Alone, one page always may be held.
-    fn is_full(&self, uid: u32, page_bytes: u64) -> bool {
+    pub(super) fn is_full(&self, uid: u32, page_bytes: u64) -> bool {
         let more = self.kv.held_by(uid).saturating_add(page_bytes);
         let holds =
             |s: &Sequence<A>| s.request.uid == uid && (!s.kv.pages.is_empty() || s.kv.copied.is_some());

@@ -14,12 +14,21 @@ use crate::backend::*;
 use crate::program::{self, Op, Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
-/// FNV-1a over tokens and seed.
+/// FNV-1a over tokens and seed. With a seed that [`REPEATS`], seven of eight tokens are those of [`PERIOD`] before.
 pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
     let words = tokens.iter().map(|&t| u64::from(t)).chain([seed]);
     let hash = words.fold(0xcbf2_9ce4_8422_2325, |h: u64, w| (h ^ w).wrapping_mul(0x100_0000_01b3));
-    ((hash >> 20) % vocab as u64) as u32
+    match tokens.len().checked_sub(PERIOD) {
+        Some(before) if seed & REPEATS > 0 && (hash >> 50) % 8 > 0 => tokens[before],
+        _ => ((hash >> 20) % vocab as u64) as u32,
+    }
 }
+
+/// Bit of the seeds of texts that repeat themselves.
+pub const REPEATS: u64 = 1 << 40;
+
+/// Tokens after which such a text repeats itself.
+pub const PERIOD: usize = 12;
 
 /// Bytes of a page on this device: more than its values, as on a device that pads and rounds.
 pub fn page_bytes(of: &Program) -> u64 {

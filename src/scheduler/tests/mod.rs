@@ -1,6 +1,7 @@
 //! Tests the engine on a fake device, with the header and vocabulary of a real model kept in the tree.
 
 mod control;
+mod drafts;
 mod fake;
 mod faults;
 #[cfg(feature = "loom")]
@@ -203,6 +204,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         shift: None,
         scores: None,
         embedding: None,
+        drafts: 0,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,
@@ -222,9 +224,14 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
 
 /// The tokens that the fake device must generate.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    expected_of(prompt, count, 7)
+}
+
+/// The same with this seed.
+fn expected_of(prompt: &[u32], count: usize, seed: u64) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
-        tokens.push(next_token(&tokens, 7, VOCAB));
+        tokens.push(next_token(&tokens, seed, VOCAB));
     }
     tokens.split_off(prompt.len())
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::fake::Fault;
+use super::fake::{Fault, REPEATS};
 use super::*;
 use crate::model::Model;
 use crate::scheduler::{Preload, RulesChange};
@@ -56,7 +56,8 @@ struct Schedule {
     models: Vec<Arc<Model>>,
     random: Random,
     planted: Planted,
-    asked: Vec<(Asked, Vec<u32>, usize)>,
+    /// Requests, and the tokens that they are to get.
+    asked: Vec<(Asked, Vec<u32>)>,
     loading: Vec<Loading>,
     next_model: u64,
 }
@@ -87,12 +88,16 @@ impl Schedule {
         match self.random.below(16) {
             0..=6 => {
                 let prompt = prompt(self.random.below(50) as u32, 1 + self.random.below(40) as u32);
-                let tokens = 1 + self.random.below(3) as usize;
+                // Few are long: each token is a step.
+                let most = if self.random.below(8) == 0 { 60 } else { 3 };
+                let tokens = 1 + self.random.below(most) as usize;
                 let (mut job, asked) = self.rig.job(&prompt, tokens as u32);
                 job.model = model;
                 job.priority = self.random.below(3) as u8;
+                job.drafts = [0, 2, 16][self.random.below(3) as usize];
+                job.sampling.seed |= if job.drafts > 0 { REPEATS } else { 0 };
+                self.asked.push((asked, expected_of(&prompt, tokens, job.sampling.seed)));
                 handle.submit(job).unwrap();
-                self.asked.push((asked, prompt, tokens));
             }
             7 => {
                 if let Some((asked, ..)) = self.asked.last() {
@@ -148,10 +153,10 @@ impl Schedule {
 
     /// Waits for the end of every request. Then unloads all models and checks that the device is empty.
     fn finish(mut self, runtime: &tokio::runtime::Runtime) {
-        for (asked, prompt, tokens) in std::mem::take(&mut self.asked) {
+        for (asked, expected) in std::mem::take(&mut self.asked) {
             let answer = finish(asked, runtime);
             match answer.end.as_ref().expect("a last event") {
-                Ok(_) => assert_eq!(answer.ids, expected(&prompt, tokens), "wrong answer"),
+                Ok(_) => assert_eq!(answer.ids, expected, "wrong answer"),
                 Err(error) => assert!(self.planted.allows(error), "{error}"),
             }
         }
@@ -198,6 +203,7 @@ fn finish(mut asked: Asked, runtime: &tokio::runtime::Runtime) -> Answer {
                 None => break,
             }
         }
+        assert!(asked.events.recv().await.is_none(), "an event after the last one");
         answer
     })
 }

@@ -337,6 +337,10 @@ pub const EXT_DEVICE_REUSED: u16 = 2;
 pub const EXT_DEVICE_CACHED: u16 = 3;
 /// Cached KV pages that went because others needed their bytes.
 pub const EXT_DEVICE_PAGES_EVICTED: u16 = 4;
+/// Tokens that steps computed for drafts.
+pub const EXT_DEVICE_DRAFTED: u16 = 5;
+/// Those of them that became an answer's.
+pub const EXT_DEVICE_ACCEPTED: u16 = 6;
 
 /// Key of [`StatusReply`]'s `ext`: number of lost threads, as a u32; absent for none.
 pub const EXT_STATUS_LOST_THREADS: u16 = 2;
@@ -365,6 +369,16 @@ impl DeviceStatus {
     /// Prompt tokens that no step computed, because their keys and values were there.
     pub fn reused_tokens(&self) -> u64 {
         number(&self.ext, EXT_DEVICE_REUSED).unwrap_or(0)
+    }
+
+    /// Tokens that steps computed for drafts; `decode_rows` has those that became an answer's, [`DeviceStatus::accepted_tokens`].
+    pub fn drafted_tokens(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_DRAFTED).unwrap_or(0)
+    }
+
+    /// Drafted tokens that became an answer's.
+    pub fn accepted_tokens(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_ACCEPTED).unwrap_or(0)
     }
 
     /// Bytes of cached KV pages; `kv_bytes` includes them, `kv_pages_used` does not.

@@ -88,6 +88,24 @@ impl GenerateRequest {
         bytes.as_slice().try_into().ok().map(u32::from_le_bytes)
     }
 
+    /// The same request, of which a step may compute so many drafted tokens, at most [`limits::DRAFTS_MAX`]. They are found in the
+    /// text of prompt and answer. The answer is the same, and comes sooner where the text repeats.
+    #[must_use]
+    pub fn with_drafts(mut self, most: u8) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_DRAFTS);
+        self.ext.push((EXT_GENERATE_DRAFTS, vec![most]));
+        self
+    }
+
+    /// Most drafted tokens that a step may compute: 0 without a number, and for bytes that are none.
+    pub fn drafts(&self) -> u8 {
+        let of = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_DRAFTS);
+        match of.map(|(_, bytes)| bytes.as_slice()) {
+            Some([most]) => (*most).min(limits::DRAFTS_MAX),
+            _ => 0,
+        }
+    }
+
     /// Name of the session that the request goes on with, if it names one.
     ///
     /// # Errors
@@ -110,6 +128,9 @@ pub const EXT_GENERATE_PRIORITY: u16 = 1;
 
 /// Key of [`GenerateRequest`]'s `ext`: u32, how many first tokens stay when the context is full and the answer goes on.
 pub const EXT_GENERATE_SHIFT: u16 = 2;
+
+/// Key of [`GenerateRequest`]'s `ext`: u8, most drafted tokens that a step may compute.
+pub const EXT_GENERATE_DRAFTS: u16 = 4;
 
 /// Priority of a request that states none.
 pub const PRIORITY: u8 = 128;
@@ -228,10 +249,26 @@ pub const EXT_END_SESSION: u16 = 2;
 /// none.
 pub const EXT_END_DROPPED: u16 = 3;
 
+/// Key of [`GenerateEnd`]'s `ext`: tokens that steps computed for drafts, as a little-endian u64; absent for none.
+pub const EXT_END_DRAFTED: u16 = 5;
+
+/// Key of [`GenerateEnd`]'s `ext`: those of them that are the answer's, as a little-endian u64; absent for none.
+pub const EXT_END_ACCEPTED: u16 = 6;
+
 impl GenerateEnd {
     /// Tokens of prompt and answer that were dropped because the context was full.
     pub fn dropped_tokens(&self) -> u64 {
         number(&self.ext, EXT_END_DROPPED).unwrap_or(0)
+    }
+
+    /// Tokens that steps computed for drafts.
+    pub fn drafted_tokens(&self) -> u64 {
+        number(&self.ext, EXT_END_DRAFTED).unwrap_or(0)
+    }
+
+    /// Drafted tokens that are the answer's.
+    pub fn accepted_tokens(&self) -> u64 {
+        number(&self.ext, EXT_END_ACCEPTED).unwrap_or(0)
     }
 
     /// Tokens that the request's session now has; `None` without a session.
@@ -324,6 +361,25 @@ impl Validate for Prompt {
             Self::Text(value) => text(limits::TEXT_BYTES_MAX)(value, ("Prompt", "Text")),
             Self::Ids(ids) => numbers(limits::IDS_MAX)(ids, ("Prompt", "Ids")),
             Self::Chat(messages) => list(limits::CHAT_MESSAGES_MAX)(messages, ("Prompt", "Chat")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_are_a_number_in_a_byte() {
+        let request = GenerateRequest::new("m", Prompt::Text("p".into()));
+        assert_eq!(request.drafts(), 0);
+        let asked = request.clone().with_drafts(3).with_drafts(16);
+        assert_eq!((asked.drafts(), asked.ext.len(), asked.validate()), (16, 1, Ok(())));
+        assert_eq!(request.clone().with_drafts(255).drafts(), limits::DRAFTS_MAX);
+        for bytes in [vec![], vec![1, 0]] {
+            let mut request = request.clone();
+            request.ext.push((EXT_GENERATE_DRAFTS, bytes));
+            assert_eq!(request.drafts(), 0);
         }
     }
 }

@@ -57,7 +57,12 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let numbers = (0..1100u16).flat_map(|number| f32::from(number).to_le_bytes()).collect();
     let embedded = GenerateEnd { ext: vec![(EXT_END_EMBEDDING, numbers)], ..end.clone() };
     let embedded = frame(Op::End, "embedding", at(27), embedded);
-    let all =
-        [reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores, embedding, embedded];
+    let drafting = frame(Op::Generate, "drafts", at(29), generate.clone().with_drafts(16));
+    let ext = number_ext([(EXT_END_DRAFTED, 40), (EXT_END_ACCEPTED, 31)]);
+    let drafted = frame(Op::End, "drafts", at(29), GenerateEnd { ext, ..end.clone() });
+    let all = [
+        drafting, drafted, reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores,
+        embedding, embedded,
+    ];
     groups.into_iter().flatten().chain(all).collect()
 }

@@ -6,6 +6,7 @@ use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::sequence::Request;
 use crate::scheduler::tests::of_all_threads;
 
+mod drafts;
 mod priorities;
 mod users;
 
@@ -38,6 +39,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         deadline: None,
         scores: false,
         embeds: None,
+        drafts: 0,
     }
 }
 
@@ -51,6 +53,27 @@ fn submit(schedule: &mut Schedule<()>, request: Request) {
 fn complete(schedule: &mut Schedule<()>, step: &StepPlan, now: Instant) {
     for work in &step.work {
         assert!(schedule.advance(work, work.samples.then_some(0), now).is_some(), "live");
+    }
+}
+
+/// As [`complete`] for one sequence, of whose draft the first `accepted` tokens are drawn, and then others. All but drafted ones are
+/// 0, 1 or 2.
+fn draw(schedule: &mut Schedule<()>, work: &Work, accepted: u32, random: &mut Random, now: Instant) {
+    let draft = schedule.get(work.id).expect("live").draft.ids().to_vec();
+    assert!(work.drafts as usize <= draft.len(), "a draft that nobody made");
+    let mut token = |place: u32| match draft.get(place as usize) {
+        Some(id) if place < accepted => *id,
+        Some(id) => (id + 1) % 3,
+        None => random.below(3) as u32,
+    };
+    let sequence = schedule.advance(work, work.samples.then(|| token(0)), now).expect("live");
+    for place in (0..work.drafts).take_while(|place| *place < accepted) {
+        assert!(sequence.take_drafted(place), "the token was drafted");
+        sequence.tokens.push(token(place + 1));
+    }
+    assert!(accepted >= work.drafts || !sequence.take_drafted(accepted), "another token was drafted");
+    if work.samples {
+        schedule.draft_next(work);
     }
 }
 
@@ -208,6 +231,8 @@ struct Rules {
     next_id: u64,
     ended: usize,
     preempted: usize,
+    drafted: u32,
+    accepted: u32,
 }
 
 impl Rules {
@@ -234,6 +259,8 @@ impl Rules {
             next_id: 1,
             ended: 0,
             preempted: 0,
+            drafted: 0,
+            accepted: 0,
         }
     }
 
@@ -248,7 +275,8 @@ impl Rules {
         let credit = self.random.below(6) as u32;
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request { page_bytes, credit, ..request(id, model, prompt_tokens, positions) };
+        let drafts = self.random.below(3) as u32 * 5;
+        let request = Request { page_bytes, credit, drafts, ..request(id, model, prompt_tokens, positions) };
         submit(&mut self.schedule, request.clone());
         self.waiting.push(request.id);
         self.admitted.push((request, credit, 0, prompt_tokens)); // `waiting` marks it until it is admitted
@@ -321,18 +349,27 @@ impl Rules {
         }
         let ids: BTreeSet<_> = step.work.iter().map(|w| w.id).collect();
         assert_eq!(ids.len(), step.work.len(), "seed {seed}: a sequence twice in a step");
-        complete(&mut self.schedule, &step, self.now);
         for work in &step.work {
+            let accepted = self.random.below(u64::from(work.drafts) + 1) as u32;
+            draw(&mut self.schedule, work, accepted, &mut self.random, self.now);
+            let pages = self.schedule.pages(work.id).len() as u32;
             let (request, credit, computed, tokens) = self.known(work.id);
             assert_eq!((work.start, request.model), (*computed, step.model), "seed {seed}: positions join");
             assert!(*credit > 0, "seed {seed}: ran without credit");
-            *computed += work.rows;
+            assert!(work.start + work.rows < request.positions, "seed {seed}: a row without a next token");
+            *computed += work.rows - work.drafts;
             assert_eq!(work.samples, computed == tokens, "seed {seed}");
             if work.samples {
-                *tokens += 1;
+                *tokens += 1 + accepted;
+                *computed += accepted;
                 *credit -= 1;
             }
+            if work.drafts > 0 {
+                assert!(step.work.iter().all(|w| w.decode) && work.drafts <= request.drafts, "seed {seed}");
+                assert_eq!(pages, computed.div_ceil(PAGE), "seed {seed}: pages of refused tokens are left");
+            }
             let (id, ends) = (request.id, *tokens == request.positions);
+            (self.drafted, self.accepted) = (self.drafted + work.drafts, self.accepted + accepted);
             if ends {
                 self.end(id);
             }
@@ -434,7 +471,7 @@ impl Rules {
 
 #[test]
 fn random_schedules_keep_the_rules() {
-    let preempted = AtomicUsize::new(0);
+    let (preempted, drafted, accepted) = <[AtomicUsize; 3]>::default().into();
     let seeds = of_all_threads(|seed| {
         let mut rules = Rules::new(seed);
         for _ in 0..150 {
@@ -442,8 +479,11 @@ fn random_schedules_keep_the_rules() {
         }
         rules.finish();
         preempted.fetch_add(usize::from(rules.preempted > 0), Ordering::Relaxed);
+        drafted.fetch_add(rules.drafted as usize, Ordering::Relaxed);
+        accepted.fetch_add(rules.accepted as usize, Ordering::Relaxed);
     });
-    let preempted = preempted.into_inner();
+    let [preempted, drafted, accepted] = [preempted, drafted, accepted].map(AtomicUsize::into_inner);
+    assert!(seeds < 1000 || accepted > 1000 && drafted > accepted, "{accepted} of {drafted} drafted tokens");
     assert!(
         seeds < 1000 || preempted as u64 * 10 > seeds,
         "in {preempted} of {seeds} schedules a sequence gave its pages up"
