@@ -53,7 +53,7 @@ if [ "${1:-}" = --one ]; then
 fi
 seconds=${1:?usage: fuzz/run.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- gguf_parse frame_header message gguf_semantic tokenizer chat_template config session
+[ $# -gt 0 ] || set -- gguf_parse frame_header message gguf_semantic tokenizer chat_template config session http_body
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_TARGET_DIR # .cargo/config.toml says what is needed
 cargo build --release --locked --quiet
 mkdir -p target/findings target/logs

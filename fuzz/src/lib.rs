@@ -4,15 +4,18 @@
 #[path = "../../tests/adversarial/allocations.rs"]
 #[allow(missing_docs)]
 pub mod allocations;
+mod body;
 mod config;
 mod frame;
 mod gguf;
 mod message;
 mod semantic;
+mod served;
 mod session;
 mod template;
 mod tokenizer;
 
+pub use body::http_body;
 pub use config::config;
 pub use frame::frame_header;
 pub use gguf::gguf_parse;

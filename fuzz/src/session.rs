@@ -9,12 +9,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use rocmforge::backend::Backend;
-use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::config::Config;
-use rocmforge::daemon::Daemon;
 use rocmforge_client::wire::{
     self, CLIENT_HELLO_BYTES, Cancel, ClientHello, Credit, ErrorCode, Flags, FrameHeader, GenerateRequest,
     HEADER_BYTES, InfoRequest, ListRequest, LoadRequest, Message, Op, PAYLOAD_BYTES_MAX, PingRequest, Prompt,
@@ -23,57 +18,17 @@ use rocmforge_client::wire::{
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::forge::tiny_llama;
+use crate::served::{MODEL, Served};
 
 /// Most actions of a script: more than a connection may have open streams.
 const ACTIONS_MAX: usize = 80;
-
-/// Longest time for the daemon to answer or close; more is a hang.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-const MODEL: &str = "m";
-
-/// A daemon in this process, with one small model.
-struct Served {
-    dir: tempfile::TempDir,
-    _runtime: tokio::runtime::Runtime,
-    _daemon: Daemon,
-}
-
-impl Served {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let file = dir.path().join(format!("{MODEL}.gguf"));
-        std::fs::write(file, tiny_llama(1).build().bytes).expect("a small file");
-        let config = Config {
-            socket: dir.path().join("api.sock"),
-            models: vec![dir.path().into()],
-            ..Config::default()
-        };
-        let factory = || -> Result<Box<dyn Backend>, _> {
-            Ok(Box::new(CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?))
-        };
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).enable_all().build().expect("a runtime");
-        let daemon = runtime.block_on(Daemon::start(&config, None, factory)).expect("a daemon");
-        Self { dir, _runtime: runtime, _daemon: daemon }
-    }
-
-    fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.dir.path().join("api.sock")).expect("the daemon listens");
-        for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
-            set(&stream, Some(PATIENCE)).expect("a time that is not 0");
-        }
-        stream
-    }
-}
 
 /// Runs `data` as a script. For any input: the daemon answers or closes in time, and every frame is well-formed. Each
 /// opened stream ends at most once and sends nothing after its end.
 pub fn session(data: &[u8], plant: bool) {
     static SERVED: OnceLock<Served> = OnceLock::new();
     let served = SERVED.get_or_init(Served::start);
-    let mut script = Script { stream: served.connect(), next: 1, sent: Vec::new(), fds: 0 };
+    let mut script = Script { stream: served.connect("api.sock"), next: 1, sent: Vec::new(), fds: 0 };
     let mut data = Bytes(data);
     // A daemon that has closed takes no more bytes; its output is still read.
     let _ = script.run(&mut data);

@@ -10,6 +10,8 @@ use rocmforge_client::wire::{
     VERSION_MAJOR, WireError, encode, encode_frame,
 };
 
+use serde_json::{Value as Json, json};
+
 use crate::forge::{Forge, Value, every_type, ggml};
 
 fn folder(target: &str) -> PathBuf {
@@ -150,13 +152,102 @@ fn scripts() -> Seeds {
     ]
 }
 
+/// Bodies of HTTP: the first byte is the place of the path.
+fn bodies() -> Seeds {
+    let of = |path: &str, body: Json| {
+        let place = crate::body::PATHS.iter().position(|one| *one == path).unwrap();
+        [vec![place as u8], body.to_string().into_bytes()].concat()
+    };
+    let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]);
+    let function = json!({"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}});
+    let schema = json!({"type": "object", "properties": {"k": {"enum": ["a", "b"]}}, "required": ["k"]});
+    let chat = json!({
+        "model": "m", "messages": messages, "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"],
+        "logprobs": true, "top_logprobs": 2, "frequency_penalty": 0.5, "logit_bias": {"3": -1}, "n": 2, "min_p": 0.1,
+    });
+    let stream = json!({
+        "model": "m", "messages": messages, "max_tokens": 4, "stream": true, "stream_options": {"include_usage": true},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}},
+    });
+    let called = json!([
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    ]);
+    let tools = json!([{"type": "function", "function": function}]);
+    let with_tools =
+        json!({"model": "m", "messages": called, "tools": tools, "tool_choice": "auto", "max_tokens": 4});
+    let anthropics = json!([{"name": "f", "description": "d", "input_schema": schema}]);
+    let parts = json!([
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"k": "a"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "2"}]},
+    ]);
+    let message = json!({
+        "model": "m", "max_tokens": 4, "system": "s", "messages": parts, "tools": anthropics, "tool_choice": {"type": "auto"},
+        "stop_sequences": ["x"], "metadata": {"user_id": "u"}, "stream": true,
+    });
+    let items = json!([
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+    ]);
+    let response = json!({
+        "model": "m", "input": items, "instructions": "s", "max_output_tokens": 16, "store": true, "stream": true,
+        "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"},
+    });
+    let options = json!({"num_predict": 4, "temperature": 0, "seed": 1, "top_k": 3, "repeat_penalty": 1.1, "stop": ["x"]});
+    vec![
+        ("chat", of("/v1/chat/completions", chat)),
+        ("chat-stream", of("/v1/chat/completions", stream)),
+        ("chat-tools", of("/v1/chat/completions", with_tools)),
+        (
+            "completion",
+            of(
+                "/v1/completions",
+                json!({"model": "m", "prompt": [3, 4], "max_tokens": 3, "echo": true, "logprobs": 1}),
+            ),
+        ),
+        (
+            "embeddings",
+            of("/v1/embeddings", json!({"model": "m", "input": ["a", "b"], "encoding_format": "base64"})),
+        ),
+        ("response", of("/v1/responses", response)),
+        ("message", of("/v1/messages", message)),
+        (
+            "count",
+            of(
+                "/v1/messages/count_tokens",
+                json!({"model": "m", "messages": [{"role": "user", "content": "b"}]}),
+            ),
+        ),
+        (
+            "ollama-chat",
+            of(
+                "/api/chat",
+                json!({"model": "m", "messages": [{"role": "user", "content": "b"}], "options": options, "format": schema, "keep_alive": "5m"}),
+            ),
+        ),
+        (
+            "ollama-generate",
+            of(
+                "/api/generate",
+                json!({"model": "m", "prompt": "b", "options": options, "raw": true, "stream": false}),
+            ),
+        ),
+        ("ollama-embed", of("/api/embed", json!({"model": "m", "input": ["a"], "truncate": true}))),
+        ("ollama-embeddings", of("/api/embeddings", json!({"model": "m", "prompt": "a"}))),
+        ("show", of("/api/show", json!({"model": "m", "verbose": true}))),
+    ]
+}
+
 type Target = fn(&[u8], bool);
 
 /// Inputs with their names.
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
 /// Each target of fuzz/src with its seeds.
-fn targets() -> [(&'static str, Target, Seeds); 8] {
+fn targets() -> [(&'static str, Target, Seeds); 9] {
     [
         ("gguf_parse", crate::gguf_parse::gguf_parse, files()),
         ("frame_header", crate::frame::frame_header, frames()),
@@ -166,6 +257,7 @@ fn targets() -> [(&'static str, Target, Seeds); 8] {
         ("chat_template", crate::rendered::chat_template, chat_templates()),
         ("config", crate::config::config, configurations()),
         ("session", crate::session::session, scripts()),
+        ("http_body", crate::body::http_body, bodies()),
     ]
 }
 

@@ -3,6 +3,8 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // test helpers fail by panicking
 
 mod allocations;
+#[path = "../../fuzz/src/body.rs"]
+mod body;
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,6 +27,8 @@ mod models;
 mod rendered;
 #[path = "../../fuzz/src/semantic.rs"]
 mod semantic;
+#[path = "../../fuzz/src/served.rs"]
+mod served;
 #[path = "../../fuzz/src/session.rs"]
 mod session;
 mod template;

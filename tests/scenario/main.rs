@@ -42,6 +42,7 @@ mod orders;
 #[path = "../common/packages.rs"]
 mod packages;
 mod paths;
+mod perplexity;
 mod prefixes;
 mod pressure;
 mod python;

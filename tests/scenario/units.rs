@@ -92,6 +92,34 @@ fn systemd_accepts_the_units_with_the_drop_ins_of_its_version() {
 }
 
 #[test]
+fn systemd_accepts_the_units_of_a_users_own_daemon() {
+    if systemd().is_none() {
+        return;
+    }
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let names = ["rocmforged.socket", "rocmforged.service"];
+    for name in names {
+        let text = fs::read_to_string(units().join("user").join(name)).unwrap();
+        let here = text.replace("ExecStart=/usr/bin/rocmforge", "ExecStart=/bin/true /usr/bin/rocmforge");
+        fs::write(dir.path().join(name), here).unwrap();
+    }
+    let verify = || {
+        let mut command = Command::new("systemd-analyze");
+        command.args(["--user", "verify", "--recursive-errors=no", "--man=no"]);
+        command.args(names.map(|name| dir.path().join(name))).env("XDG_RUNTIME_DIR", runtime.path());
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (accepted, says) = verify();
+    assert!(accepted && !says.contains("rocmforge"), "{says}");
+    // Checks the check: an unknown key must be named.
+    let path = dir.path().join("rocmforged.service");
+    let whole = fs::read_to_string(&path).unwrap();
+    fs::write(&path, whole.replace("[Service]", "[Service]\nWatchdogSecs=20s")).unwrap();
+    assert!(verify().1.contains("WatchdogSecs"), "an unknown key was accepted");
+}
+
+#[test]
 fn systemd_accepts_each_drop_in_for_special_machines() {
     if systemd().is_none() {
         return;

@@ -1,4 +1,5 @@
-//! A short fuzz of untrusted input: frames, messages, connections, model files, templates, configurations. Each
+//! A short fuzz of untrusted input: frames, messages, connections, bodies of HTTP, model files, templates,
+//! configurations. Each
 //! target also has a planted fault that the fuzzer must find.
 
 use std::process::Command;

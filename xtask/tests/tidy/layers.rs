@@ -41,7 +41,8 @@ const ROOMS: [Room; 17] = [
         may: &[
             "client/gateway/src/access.rs", // addresses, and who may ask there
             "client/gateway/src/listen.rs",
-            "fuzz/src/session.rs", // a client by hand, as in tests
+            "fuzz/src/served.rs", // a client by hand, as in tests
+            "fuzz/src/session.rs",
         ],
         why: "sockets are interprocess types, and the daemon owns no network",
     },
@@ -82,6 +83,7 @@ const ROOMS: [Room; 17] = [
             "client/src/",
             "client/gateway/src/", // speaks through that library alone
             "client/top/src/",     // so does this
+            "fuzz/src/body.rs",    // starts a gateway
             "fuzz/src/frame.rs",
             "fuzz/src/message.rs",
             "fuzz/src/session.rs",
@@ -98,7 +100,7 @@ const ROOMS: [Room; 17] = [
             "src/main.rs",
             "client/src/asynchronous/",
             "client/gateway/src/",
-            "fuzz/src/session.rs", // starts a daemon
+            "fuzz/src/served.rs", // starts a daemon
         ],
         why: "tasks serve sockets; models, caches and devices use no tasks",
     },
