@@ -17,6 +17,7 @@ mod device;
 mod device_memory;
 mod disks;
 mod embeddings;
+mod encoders;
 mod experts;
 mod fairness;
 mod faults;

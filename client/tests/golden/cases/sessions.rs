@@ -57,7 +57,14 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let numbers = (0..1100u16).flat_map(|number| f32::from(number).to_le_bytes()).collect();
     let embedded = GenerateEnd { ext: vec![(EXT_END_EMBEDDING, numbers)], ..end.clone() };
     let embedded = frame(Op::End, "embedding", at(27), embedded);
-    let all =
-        [reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores, embedding, embedded];
+    let document = "a".repeat(5000);
+    let ranking = frame(Op::Generate, "document", at(29), generate.clone().with_document(&document));
+    let relevance =
+        GenerateEnd { ext: vec![(EXT_END_RELEVANCE, 0.75f32.to_le_bytes().to_vec())], ..end.clone() };
+    let ranked = frame(Op::End, "relevance", at(29), relevance);
+    let all = [
+        reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores, embedding, embedded,
+        ranking, ranked,
+    ];
     groups.into_iter().flatten().chain(all).collect()
 }
