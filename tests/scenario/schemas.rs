@@ -36,7 +36,9 @@ fn checked(python: &Path, answers: &[(Value, String)]) -> usize {
 
 #[test]
 fn complete_answers_of_a_real_model_are_valid_by_their_schemas() {
-    let (Some(smollm2), Some(python)) = (common::smollm2(), packages::python("schemas", &PACKAGES)) else { return };
+    let (Some(smollm2), Some(python)) = (common::smollm2(), packages::python("schemas", &PACKAGES)) else {
+        return;
+    };
     let all: Vec<Value> = serde_json::from_str(include_str!("schemas.json")).unwrap();
     let long = std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1");
     let (step, seeds) = if long { (1, 3) } else { (6, 1) };
