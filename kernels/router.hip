@@ -4,21 +4,21 @@
 //            codes, scales, sums: A8 rows of y, of `padded` values (common/activation.h)
 //            logits: f32[M][count], scratch; counters: u32[M], 0 before the first launch, and 0 again after each
 //            bias, row_seq, table, experts, weights, absent, scale, used, normalise, sigmoid: as of route
-// Requires   1 <= used <= count <= 512; cols a multiple of 4, at most 8192; padded a multiple of 32, >= cols, at most 8192
+// Requires   1 <= used <= count <= 512; cols a multiple of 4, at most 4096; padded a multiple of 32, >= cols, at most 4096
 // Launch     grid = (ceil(count / 8), M), block = 256
 // Alignment  16 bytes for all planes
-// Sums in    f32: the bits of norm_a8 and norm_f32 with norm_threads (common/normed.h), gemv_f32_f32_1 and route, one after the other
+// Sums in    f32: the bits of norm_a8 and norm_f32 with blocks of 256, gemv_f32_f32_1 and route, one after the other
 // Tolerance  0
 // Reference  these four launches, in tests/kernels/router.rs
 // Moves      w once per row, 8 * cols bytes more per workgroup from a cache; bound by latency. Weights do not depend on the launch
 //            before, so they are on their way when it ends
 #include "prelude/prelude.h"
-#include "common/normed.h"
 #include "common/routing.h"
+#include "common/row_norm.h"
 
 namespace router_product {
 
-constexpr u32 COLS = 8192;
+constexpr u32 COLS = 4096;
 // Experts of a block, one for each team.
 constexpr u32 EXPERTS = 8;
 // Units of 4 weights that a lane has in flight.
@@ -60,14 +60,15 @@ KERNEL(256, router, const f32* x, const f32* gain, const f32* w, const f32* w_bi
        f32 scale, u32 cols, u32 padded, u32 count, u32 used, u32 normalise, u32 sigmoid) {
     using namespace router_product;
     LDS(y, f32x4[COLS / 4]);
+    LDS(room, f32[TEAMS_MAX]);
     const u32 row = block_y(), expert = block_x() * EXPERTS + team_id();
     Weights mine = {w + u64(min_u32(expert, count - 1)) * cols, cols / 4, {}};
     mine.load(0);
-    wait_for_predecessor();
+    const row_norm::Row normed({x, gain, nullptr, nullptr, eps, cols, cols, 0}, row, room);
     // Whole rounds of a team, so that no lane of it reads past what is written.
     const u32 end = ceil_div(padded, TEAM * 4) * (TEAM * 4);
     const A8Row a8 = a8_row(codes, scales, sums, row, padded);
-    norm_row({gain, eps, cols}, x + u64(row) * cols, end, [&](u32 k, const Four& v) {
+    normed.each(end, [&](u32 k, const Four& v) {
         if (k < end) y[k / 4] = {v.v[0], v.v[1], v.v[2], v.v[3]};
         if (block_x() == 0) store_a8(a8, k, padded, v);
     });

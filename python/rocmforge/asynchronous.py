@@ -17,6 +17,7 @@ from .client import (
     PARTS_MAX,
     RETRY_PAUSE,
     RETRY_TIMEOUT,
+    Taken,
     client_name,
     is_passing,
     load_request,
@@ -220,15 +221,12 @@ class AsyncAnswer(Generic[Item, End]):
         self.close()
 
 
-class AsyncGeneration:
+class AsyncGeneration(Taken):
     """An answer of a model, as an asynchronous iterator over the pieces of its text. See `Generation`."""
 
     def __init__(self, answer: AsyncAnswer[GenerateItem, GenerateEnd]) -> None:
+        super().__init__()
         self.items = answer
-        self.ids: list[int] = []
-        self.logprobs: list[Any] = []
-        self.prompt_ids: list[int] = []
-        self._rest_is_read = False
 
     @property
     def end(self) -> GenerateEnd | None:
@@ -240,16 +238,10 @@ class AsyncGeneration:
 
     async def __anext__(self) -> str:
         async for item in self.items:
-            self.ids += item.ids
-            self.prompt_ids += item.prompt_ids
-            self.logprobs += item.logprobs
-            if item.text:
-                return item.text
-        if self.end is None or self._rest_is_read:
-            raise StopAsyncIteration
-        self._rest_is_read = True
-        if self.end.text:
-            return self.end.text
+            if text := self.take(item):
+                return text
+        if text := self.rest(self.end):
+            return text
         raise StopAsyncIteration
 
     async def text(self) -> str:

@@ -108,7 +108,31 @@ class Answer(Generic[Item, End]):
             self._connection.drop_stream(self._stream)
 
 
-class Generation:
+class Taken:
+    """The parts of a model's answer that are read. `ids`, `logprobs` and `prompt_ids` grow with it."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[Any] = []
+        self.prompt_ids: list[int] = []
+        self._rest_is_read = False
+
+    def take(self, item: GenerateItem) -> str:
+        """Adds an item's tokens; returns its text."""
+        self.ids += item.ids
+        self.prompt_ids += item.prompt_ids
+        self.logprobs += item.logprobs
+        return item.text
+
+    def rest(self, end: GenerateEnd | None) -> str:
+        """The text that came with the end, once."""
+        if end is None or self._rest_is_read:
+            return ""
+        self._rest_is_read = True
+        return end.text
+
+
+class Generation(Taken):
     """An answer of a model, as an iterator over the pieces of its text.
 
     `ids`, `logprobs` and `prompt_ids` grow as it is read; `end` has the reason, the usage and the times. As `Answer`, it is
@@ -116,12 +140,9 @@ class Generation:
     """
 
     def __init__(self, answer: Answer[GenerateItem, GenerateEnd]) -> None:
+        super().__init__()
         self.items = answer
         """The daemon's messages, which reading the pieces takes."""
-        self.ids: list[int] = []
-        self.logprobs: list[Any] = []
-        self.prompt_ids: list[int] = []
-        self._rest_is_read = False
 
     @property
     def end(self) -> GenerateEnd | None:
@@ -133,21 +154,11 @@ class Generation:
 
     def __next__(self) -> str:
         for item in self.items:
-            self.take(item)
-            if item.text:
-                return item.text
-        if self.end is None or self._rest_is_read:
-            raise StopIteration
-        self._rest_is_read = True
-        if self.end.text:
-            return self.end.text
+            if text := self.take(item):
+                return text
+        if text := self.rest(self.end):
+            return text
         raise StopIteration
-
-    def take(self, item: GenerateItem) -> None:
-        """Adds an item's tokens."""
-        self.ids += item.ids
-        self.prompt_ids += item.prompt_ids
-        self.logprobs += item.logprobs
 
     def text(self) -> str:
         """All text that is left to read."""

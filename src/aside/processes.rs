@@ -6,12 +6,13 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::LazyLock;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::fs::{Dir, Mode, OFlags};
@@ -26,6 +27,9 @@ use crate::lock::{Mutex, Rank};
 /// A program starts within milliseconds; one on a file system that does not answer never does.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Most programs that wait for an earlier one to start.
+const WAITING_MAX: usize = 16;
+
 /// Standard input, output and error.
 const PIPES: usize = 3;
 
@@ -35,14 +39,16 @@ struct Order {
     reply: SyncSender<io::Result<Child>>,
 }
 
+/// Orders in the order of their pipes.
+type Orders = Arc<Mutex<VecDeque<Order>>>;
+
 /// The way to the thread that starts programs.
 struct Starter {
-    orders: SyncSender<Order>,
+    orders: Orders,
     socket: OwnedFd,
 }
 
-static STARTER: LazyLock<io::Result<Mutex<Starter>>> =
-    LazyLock::new(|| Starter::begin().map(|starter| Mutex::new(Rank::Starter, starter)));
+static STARTER: LazyLock<io::Result<Starter>> = LazyLock::new(Starter::begin);
 
 /// Makes the thread that starts programs. Call it before the first client comes: later it may meet a descriptor that does not
 /// close.
@@ -57,59 +63,64 @@ pub fn prepare() -> io::Result<()> {
 /// milliseconds, and for at most 10 s.
 ///
 /// # Errors
-/// As `Command::spawn`; [`io::ErrorKind::TimedOut`] when an earlier program's file did not answer.
+/// As `Command::spawn`; [`io::ErrorKind::TimedOut`] when the file of this program or of an earlier one does not answer.
 pub fn start(program: Command) -> io::Result<Child> {
-    let (stdin, to_stdin) = io::pipe()?;
-    let (from_stdout, stdout) = io::pipe()?;
-    let (from_stderr, stderr) = io::pipe()?;
-    let (reply, answer) = sync_channel(1);
-    {
-        // Both under one lock: the thread takes an order and its pipes together.
-        let starter = starter()?.lock();
-        send(&starter.socket, [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
-        starter.orders.send(Order { program, reply }).map_err(|_| gone())?;
-    }
-    drop((stdin, stdout, stderr));
-    let mut child = answer.recv_timeout(PATIENCE).map_err(|_| {
-        io::Error::new(io::ErrorKind::TimedOut, format!("no program started within {} s", PATIENCE.as_secs()))
-    })??;
-    child.stdin = Some(ChildStdin::from(OwnedFd::from(to_stdin)));
-    child.stdout = Some(ChildStdout::from(OwnedFd::from(from_stdout)));
-    child.stderr = Some(ChildStderr::from(OwnedFd::from(from_stderr)));
-    Ok(child)
+    starter()?.start(program, PATIENCE)
 }
 
-fn starter() -> io::Result<&'static Mutex<Starter>> {
+fn starter() -> io::Result<&'static Starter> {
     STARTER.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))
 }
 
-fn gone() -> io::Error {
-    io::Error::other("the thread that starts programs has ended: a bug in the daemon")
+fn too_late(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 impl Starter {
     fn begin() -> io::Result<Self> {
-        let kind = (AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC);
-        let (socket, theirs) = socketpair(kind.0, kind.1, kind.2, None)?;
-        let (orders, taken) = sync_channel(0);
+        let (socket, theirs) = sockets()?;
+        let orders = Orders::new(Mutex::new(Rank::Starter, VecDeque::new()));
         let (ready, began) = sync_channel(1);
-        let number = theirs.as_raw_fd();
+        let (number, taken) = (theirs.as_raw_fd(), Arc::clone(&orders));
         std::thread::Builder::new().name("starts programs".to_owned()).spawn(move || {
-            match own_table(number) {
-                Ok(socket) => {
-                    let _ = ready.send(Ok(()));
-                    serve(&taken, &socket);
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
+            let own = own_table(number);
+            let _ = ready.send(own.as_ref().map(|_| ()).map_err(|error| io::Error::from(error.kind())));
+            if let Ok(socket) = own {
+                serve(&taken, &socket);
             }
         })?;
         // The thread has its own copy once it has begun.
-        began.recv().map_err(|_| gone())??;
+        began.recv().map_err(io::Error::other)??;
         drop(theirs);
         Ok(Self { orders, socket })
     }
+
+    fn start(&self, program: Command, patience: Duration) -> io::Result<Child> {
+        let (stdin, to_stdin) = io::pipe()?;
+        let (from_stdout, stdout) = io::pipe()?;
+        let (from_stderr, stderr) = io::pipe()?;
+        let (reply, answer) = sync_channel(1);
+        {
+            // Under one lock, so that the thread finds the order that belongs to the pipes.
+            let mut orders = self.orders.lock();
+            if orders.len() >= WAITING_MAX {
+                return Err(too_late(format!("{WAITING_MAX} programs wait for an earlier one to start")));
+            }
+            send(&self.socket, [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+            orders.push_back(Order { program, reply });
+        }
+        drop((stdin, stdout, stderr));
+        let waited = |_| too_late(format!("no program started within {} s", patience.as_secs()));
+        let mut child = answer.recv_timeout(patience).map_err(waited)??;
+        child.stdin = Some(ChildStdin::from(OwnedFd::from(to_stdin)));
+        child.stdout = Some(ChildStdout::from(OwnedFd::from(from_stdout)));
+        child.stderr = Some(ChildStderr::from(OwnedFd::from(from_stderr)));
+        Ok(child)
+    }
+}
+
+fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Gives this thread a table of descriptors of its own, with only the standard ones and number `socket`.
@@ -133,22 +144,31 @@ fn own_table(socket: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-fn serve(orders: &Receiver<Order>, socket: &OwnedFd) {
-    for Order { mut program, reply } in orders {
-        let started = receive(socket).and_then(|[stdin, stdout, stderr]| {
+fn serve(orders: &Orders, socket: &OwnedFd) {
+    loop {
+        let pipes = receive(socket);
+        // One was sent with the pipes.
+        let Some(Order { mut program, reply }) = orders.lock().pop_front() else { return };
+        let started = pipes.and_then(|[stdin, stdout, stderr]| {
             program.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr)).spawn()
         });
         // The pipes' ends in this table would keep them open.
         drop(program);
-        let _ = reply.send(started);
+        if let Err(unsent) = reply.send(started)
+            && let Ok(mut child) = unsent.0
+        {
+            // Its caller waits no longer.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
-fn send(socket: &OwnedFd, pipes: [std::os::fd::BorrowedFd<'_>; PIPES]) -> io::Result<()> {
+fn send(socket: &OwnedFd, pipes: [BorrowedFd<'_>; PIPES]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PIPES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&pipes));
-    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
@@ -191,6 +211,20 @@ mod tests {
         let mut cat = start(Command::new("cat")).unwrap();
         drop(cat.stdin.take());
         assert!(cat.wait_with_output().unwrap().stdout.is_empty());
+    }
+
+    #[test]
+    fn programs_wait_for_one_that_does_not_start_but_not_for_ever() {
+        let (socket, _theirs) = sockets().unwrap();
+        // Nobody serves it.
+        let stuck = Starter { orders: Orders::new(Mutex::new(Rank::Starter, VecDeque::new())), socket };
+        let ask = || stuck.start(Command::new("true"), Duration::from_millis(1)).unwrap_err();
+        for _ in 0..WAITING_MAX {
+            assert!(ask().to_string().starts_with("no program started"));
+        }
+        let refused = ask();
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+        assert!(refused.to_string().contains("16 programs wait"), "{refused}");
     }
 
     #[test]

@@ -1,10 +1,28 @@
 //! Rows that attend to tokens of KV pages, and what f64 says of them.
 
 use rocmforge::backend::hip::Buffer;
+use rocmforge::backend::hip::kernels::Kernel;
+use rocmforge::backend::hip::kernels::ops::AttnDecode;
 
 use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
 use crate::random::Random;
 use crate::rig::Rig;
+
+/// A kernel with the query heads of its workgroup, heads, and lengths of sequences.
+pub type DecodeCase = ((Kernel<AttnDecode>, usize), Heads, &'static [usize]);
+
+/// Decode attention of heads of 64 and 128. Of some, several workgroups share a KV head.
+pub const DECODES: [DecodeCase; 9] = [
+    ((AttnDecode::attn_decode_f16_64_1, 1), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
+    ((AttnDecode::attn_decode_f16_64_2, 2), Heads { q: 4, kv: 2, dim: 64 }, &[32, 33, 65]),
+    ((AttnDecode::attn_decode_f16_64_4, 4), Heads { q: 9, kv: 3, dim: 64 }, &[64, 130, 1025]),
+    ((AttnDecode::attn_decode_f16_64_8, 8), Heads { q: 14, kv: 2, dim: 64 }, &[200, 1]),
+    ((AttnDecode::attn_decode_f16_128_1, 1), Heads { q: 2, kv: 2, dim: 128 }, &[31, 70]),
+    ((AttnDecode::attn_decode_f16_128_2, 2), Heads { q: 4, kv: 2, dim: 128 }, &[32, 129]),
+    ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 8, kv: 2, dim: 128 }, &[33, 600]),
+    ((AttnDecode::attn_decode_f16_128_8, 8), Heads { q: 12, kv: 1, dim: 128 }, &[1, 100]),
+    ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
+];
 
 /// Mean distance of scores from 0, in units of log2: their exponentials overflow or underflow f32.
 const FAR: f32 = 200.0;

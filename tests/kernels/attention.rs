@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, Rows, Scores, scale, set_far};
+use crate::attending::{CAP, DECODES, Rows, Scores, scale, set_far};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -185,18 +185,8 @@ fn check_decode<E: Element>(
 fn decode_is_that_of_f64_for_heads_of_64_and_128() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for (kernel, at_once, q, kv, dim, lengths) in [
-        (AttnDecode::attn_decode_f16_64_1, 1, 3, 3, 64, vec![1, 31, 77]),
-        (AttnDecode::attn_decode_f16_64_2, 2, 4, 2, 64, vec![32, 33, 65]),
-        (AttnDecode::attn_decode_f16_64_4, 4, 9, 3, 64, vec![64, 130, 1025]),
-        (AttnDecode::attn_decode_f16_64_8, 8, 14, 2, 64, vec![200, 1]),
-        (AttnDecode::attn_decode_f16_128_1, 1, 2, 2, 128, vec![31, 70]),
-        (AttnDecode::attn_decode_f16_128_2, 2, 4, 2, 128, vec![32, 129]),
-        (AttnDecode::attn_decode_f16_128_4, 4, 8, 2, 128, vec![33, 600]),
-        (AttnDecode::attn_decode_f16_128_8, 8, 12, 1, 128, vec![1, 100]),
-        (AttnDecode::attn_decode_f16_128_4, 4, 4, 1, 128, vec![4095]),
-    ] {
-        check_decode::<f16>(random, rig, (kernel, at_once), Heads { q, kv, dim }, &lengths, 0, Scores::Near);
+    for (kernel, heads, lengths) in DECODES {
+        check_decode::<f16>(random, rig, kernel, heads, lengths, 0, Scores::Near);
     }
 }
 

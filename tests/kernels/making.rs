@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, RopeKv};
 use rocmforge::backend::hip::{Buffer, DevicePtr, Grid};
 
-use crate::attending::scale;
+use crate::attending::{DECODES, scale};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -32,12 +32,7 @@ impl Source {
         let rows = lengths.len() + 1;
         let rope_dims = if random.below(3) == 0 { (heads.dim / 4 * 2).max(2) } else { heads.dim };
         let longest = lengths.iter().max().copied().unwrap_or(1);
-        let angles: Vec<f32> = (0..longest * rope_dims / 2)
-            .flat_map(|_| {
-                let angle = random.uniform() * std::f64::consts::TAU;
-                [angle.cos() as f32, angle.sin() as f32]
-            })
-            .collect();
+        let angles = random.angles(longest * rope_dims / 2);
         let positions: Vec<u32> = lengths.iter().map(|&l| l as u32 - 1).chain([u32::MAX]).collect();
         let sequences: Vec<u32> = (0..lengths.len() as u32).chain([u32::MAX]).collect();
         let norms = if normed { 2 } else { 0 };
@@ -191,21 +186,14 @@ fn check<E: Element, Bits>(
 fn attention_makes_the_heads_that_rope_kv_makes() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for (kernel, at_once, q, kv, dim, lengths) in [
-        (AttnDecode::attn_decode_f16_64_1, 1, 3, 3, 64, vec![1, 31, 77]),
-        (AttnDecode::attn_decode_f16_64_2, 2, 4, 2, 64, vec![32, 33, 65]),
-        (AttnDecode::attn_decode_f16_64_4, 4, 9, 3, 64, vec![64, 130, 1025]),
-        (AttnDecode::attn_decode_f16_64_8, 8, 14, 2, 64, vec![200, 1]),
-        (AttnDecode::attn_decode_f16_128_1, 1, 2, 2, 128, vec![31, 70]),
-        (AttnDecode::attn_decode_f16_128_2, 2, 4, 2, 128, vec![32, 129]),
-        (AttnDecode::attn_decode_f16_128_4, 4, 8, 2, 128, vec![33, 600]),
-        // Several workgroups share a KV head; one of them writes its key and value.
-        (AttnDecode::attn_decode_f16_128_8, 8, 12, 1, 128, vec![1, 100]),
-        (AttnDecode::attn_decode_f16_any_4, 4, 6, 1, 80, vec![1, 33, 70]),
-        (AttnDecode::attn_decode_f16_any_1, 1, 2, 2, 2, vec![1, 100]),
-        (AttnDecode::attn_decode_f16_any_4, 4, 3, 1, 256, vec![65, 2]),
-    ] {
-        check::<f16, u16>(random, rig, (kernel, at_once), Heads { q, kv, dim }, &lengths);
+    let any = [AttnDecode::attn_decode_f16_any_1, AttnDecode::attn_decode_f16_any_4];
+    let of_any = [
+        ((any[1], 4), Heads { q: 6, kv: 1, dim: 80 }, &[1, 33, 70][..]),
+        ((any[0], 1), Heads { q: 2, kv: 2, dim: 2 }, &[1, 100]),
+        ((any[1], 4), Heads { q: 3, kv: 1, dim: 256 }, &[65, 2]),
+    ];
+    for (kernel, heads, lengths) in DECODES.into_iter().chain(of_any) {
+        check::<f16, u16>(random, rig, kernel, heads, lengths);
     }
     for (dim, q, kv, at_once) in [(20, 2, 2, 1), (128, 6, 1, 4), (256, 5, 1, 4)] {
         let kernel = [AttnDecode::attn_decode_f32_any_1, AttnDecode::attn_decode_f32_any_4][at_once / 4];

@@ -34,6 +34,15 @@ impl Random {
         (self.uniform() * n as f64) as usize
     }
 
+    /// Cosines and sines of `count` angles of a whole turn.
+    pub fn angles(&mut self, count: usize) -> Vec<f32> {
+        let both = |_| {
+            let angle = self.uniform() * std::f64::consts::TAU;
+            [angle.cos() as f32, angle.sin() as f32]
+        };
+        (0..count).flat_map(both).collect()
+    }
+
     /// Normal with mean 0 and variance 1, by Box and Muller.
     pub fn normal(&mut self) -> f32 {
         let (u, v) = (1.0 - self.uniform(), self.uniform());

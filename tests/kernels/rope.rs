@@ -48,12 +48,7 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
     // The last row is padding with an invalid position.
     let positions: Vec<u32> = lengths.iter().map(|&l| l as u32 - 1).chain([u32::MAX]).collect();
     let row_seq: Vec<u32> = (0..lengths.len() as u32).chain([u32::MAX]).collect();
-    let angles: Vec<f32> = (0..77 * extras.rope_dims / 2)
-        .flat_map(|_| {
-            let angle = random.uniform() * std::f64::consts::TAU;
-            [angle.cos() as f32, angle.sin() as f32]
-        })
-        .collect();
+    let angles = random.angles(77 * extras.rope_dims / 2);
     let norms: Vec<Buffer> = extras.norms.iter().flatten().map(|n| rig.upload(n)).collect();
     let given = |buffers: &[Buffer], i: usize| buffers.get(i).map_or(DevicePtr::NULL, |b| b.ptr());
     let inputs = (rig.upload(&qkv), rig.upload(&angles), rig.upload(&positions), rig.upload(&row_seq));

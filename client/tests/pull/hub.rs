@@ -65,6 +65,23 @@ fn a_name_is_found_on_the_hub_and_its_digest_is_checked() {
 }
 
 #[test]
+fn a_name_without_a_hub_says_how_to_name_one() {
+    let models = directory();
+    for arguments in [&["own/er"][..], &["own/er", "--hub", ""]] {
+        let ran = pull(&models, arguments);
+        assert_eq!((ran.code, ran.error()), (2, "NoHub"));
+        assert!(
+            ran.told["error"]["message"].as_str().is_some_and(|text| text.contains("ROCMFORGE_HUB")),
+            "{}",
+            ran.told
+        );
+    }
+    let mut by_variable = command(models.path(), &["own/er"]);
+    let hub = hub();
+    assert_eq!(run(by_variable.env("ROCMFORGE_HUB", hub.url(""))).code, 0);
+}
+
+#[test]
 fn parts_of_a_model_are_all_fetched() {
     let (hub, models) = (hub(), directory());
     let ran = pull(&models, &["own/er:F16", "--hub", &hub.url(""), "--name", "big"]);

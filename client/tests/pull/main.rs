@@ -57,6 +57,7 @@ fn command(models: &Path, arguments: &[&str]) -> Command {
         "HTTP_PROXY",
         "HTTPS_PROXY",
         "ALL_PROXY",
+        "ROCMFORGE_HUB",
         "ROCMFORGE_HUB_TOKEN",
     ] {
         command.env_remove(variable);

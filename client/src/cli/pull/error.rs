@@ -24,6 +24,14 @@ pub enum PullError {
         /// The rule that it breaks.
         reason: &'static str,
     },
+    /// A name of a hub, and no hub is named.
+    #[error(
+        "{repository} is a name of a hub, and no hub is known: set ROCMFORGE_HUB or --hub to its address, or give the file's URL"
+    )]
+    NoHub {
+        /// Owner and repository.
+        repository: String,
+    },
     /// One digest for several files.
     #[error(
         "--sha256 is of one file, and the model has {files}: the hub's own digests are checked without it"
@@ -160,6 +168,7 @@ impl PullError {
         match self {
             Self::Source { .. } => "Source",
             Self::Name { .. } => "Name",
+            Self::NoHub { .. } => "NoHub",
             Self::OneDigest { .. } => "OneDigest",
             Self::Unprotected { .. } => "Unprotected",
             Self::NoDirectory => "NoDirectory",
@@ -184,6 +193,7 @@ impl PullError {
             self,
             Self::Source { .. }
                 | Self::Name { .. }
+                | Self::NoHub { .. }
                 | Self::OneDigest { .. }
                 | Self::Unprotected { .. }
                 | Self::NoDirectory

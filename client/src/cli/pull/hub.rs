@@ -11,9 +11,6 @@ use super::PullError;
 use super::source::{ENDING, Place, Wanted, digest, encoded, without_part};
 use super::web::{agent, web_error};
 
-/// The hub of names, unless `--hub` or `ROCMFORGE_HUB` names another. It is the only host whose name is in this project.
-pub const DEFAULT: &str = "https://huggingface.co";
-
 /// Most bytes of a list.
 const LIST_BYTES_MAX: u64 = 16 << 20;
 

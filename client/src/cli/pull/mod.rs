@@ -35,7 +35,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
         sha256, which is checked. Of a URL it is checked with --sha256, and printed otherwise.\n\n\
         A transfer that breaks off goes on where it stopped, also with the same command later. The file appears under its name\n\
         when it is whole. A daemon serves it if the directory is one of its `models`; every daemon takes it by `load FILE`.\n\
-        A hub's token is read from ROCMFORGE_HUB_TOKEN.\n\n\
+        A hub's address is read from ROCMFORGE_HUB, its token from ROCMFORGE_HUB_TOKEN.\n\n\
         Examples:\n  rocmforge-client pull OWNER/REPOSITORY:Q4_K_M\n  \
         rocmforge-client pull https://example.org/story.gguf --sha256 9f86d081884c7d65...\n  \
         rocmforge-client pull OWNER/REPOSITORY/story.gguf --json | jq -r '.files[].path'"
@@ -52,9 +52,9 @@ pub struct PullArguments {
     /// The file's sha256; another file is refused
     #[arg(long, value_name = "HEX", value_parser = source::digest)]
     pub sha256: Option<[u8; 32]>,
-    /// Address of the hub of names
-    #[arg(long, env = "ROCMFORGE_HUB", value_name = "URL", default_value = hub::DEFAULT)]
-    pub hub: String,
+    /// Address of the hub of names; a URL needs none
+    #[arg(long, env = "ROCMFORGE_HUB", value_name = "URL")]
+    pub hub: Option<String>,
 }
 
 /// The fetched files of a model: one, or its parts.
@@ -102,7 +102,9 @@ fn fetch(arguments: &PullArguments, progress: &mut Progress) -> Result<PulledMod
     let wanted = match source::parse(&arguments.source)? {
         Named::Url(url) => vec![Wanted::of_url(&url, arguments.sha256)],
         Named::Hub(place) => {
-            let listed = hub::files(&arguments.hub, &place, token.as_deref())?;
+            let no_hub = || PullError::NoHub { repository: place.repository.clone() };
+            let hub = arguments.hub.as_deref().filter(|hub| !hub.is_empty()).ok_or_else(no_hub)?;
+            let listed = hub::files(hub, &place, token.as_deref())?;
             match (listed.as_slice(), arguments.sha256) {
                 ([one], Some(sha256)) => vec![Wanted { sha256: Some(sha256), ..one.clone() }],
                 (several, Some(_)) => return Err(PullError::OneDigest { files: several.len() }),

@@ -5,8 +5,8 @@ use super::extent::{a8_codes, a8_scales, a8_sums, only};
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
-/// Most values of a row of [`Router`]: its LDS holds one.
-pub const ROUTER_COLS: u32 = 8192;
+/// Most values of a row of [`Router`]: a norm's workgroup is as large as the router's up to there.
+pub const ROUTER_COLS: u32 = 4096;
 /// Experts per workgroup of [`Router`].
 pub const ROUTER_EXPERTS: u32 = 8;
 

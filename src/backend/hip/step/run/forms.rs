@@ -5,7 +5,7 @@ use crate::backend::BackendError;
 use crate::backend::hip::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
 use crate::backend::hip::step::bind::{Convert, FORMS, Form, Home, Norm, View};
 use crate::backend::hip::step::scratch::padded;
-use crate::backend::hip::{DevicePtr, Grid};
+use crate::backend::hip::{DevicePtr, Grid, WORKGROUP};
 
 /// Addresses of 8-bit rows, `padded` codes per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,19 +19,15 @@ pub(super) struct A8 {
 }
 
 /// Threads of a workgroup that takes a row of `cols` values, sixteen values each: as many as a thread keeps in registers
-/// (`KEPT` of kernels/norm.hip). The row count must not matter: the bits of a norm depend on the thread count.
+/// (`KEPT` of kernels/common/row_norm.h). The row count must not matter: the bits of a norm depend on the thread count.
 pub(super) fn row_threads(cols: u32) -> u32 {
     cols.div_ceil(16).next_multiple_of(64).clamp(64, 1024)
 }
 
-/// Threads of a workgroup that norms a row of `cols` values to 8-bit rows, or to f32 where it is the whole row. Matches
-/// `norm_threads` of kernels/common/normed.h, so that a router that norms its rows itself gives the same bits.
+/// Threads of a workgroup that norms a whole row to 8-bit or f32 values. They are at least those of a router, which norms its
+/// rows itself: so both give the same bits.
 fn norm_threads(cols: u32) -> u32 {
-    match cols {
-        0..=4096 => 256,
-        4097..=8192 => 512,
-        _ => 1024,
-    }
+    row_threads(cols).max(WORKGROUP)
 }
 
 /// Input rows of a norm, and the target of f32 results.
