@@ -61,10 +61,11 @@ impl WordPiece {
 
     /// Appends the longest tokens one after the other; false where none fits.
     fn cut(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>) -> bool {
+        let mark = SPACE_MARK.len_utf8();
         // The first has more than the mark, which may be a piece too.
-        let (mut rest, mut least) = (word, SPACE_MARK.len_utf8() + 1);
+        let (mut rest, mut least, mut most) = (word, mark + 1, self.token_bytes_max);
         while !rest.is_empty() {
-            let mut end = floor_char_boundary(rest, self.token_bytes_max);
+            let mut end = floor_char_boundary(rest, most);
             let id = loop {
                 if end < least {
                     return false;
@@ -76,6 +77,8 @@ impl WordPiece {
             };
             ids.push(id);
             (rest, least) = (&rest[end..], 1);
+            // A mark of the text itself continues the word alone: longer tokens with a mark begin words.
+            most = if rest.starts_with(SPACE_MARK) { mark } else { self.token_bytes_max };
         }
         true
     }
