@@ -4,7 +4,8 @@
 //            qkv: f32[M][(n_heads + 2 * n_kv_heads) * head_dim], or null. Where it is not null, the kernel norms and rotates as
 //            rope_kv does, to the same bits, and q is not read. It writes each row's key and value to their pages. q_norm, k_norm, angles,
 //            eps, rope_dims, pairs_by_halves: as there
-//            positions, row_seq: u32[M]; NO_SEQUENCE: the result is 0; page_tables, page_base, layer_offset: common/pages.h
+//            positions, row_seq: u32[M], as attn_prefill.hip has them; NO_SEQUENCE: the result is 0; page_tables, page_base,
+//            layer_offset: common/pages.h
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
 //            the window are not read, nor are page table entries of pages that hold only such tokens
 //            scale: log2(e) / sqrt(head_dim)

@@ -1,8 +1,9 @@
 // attn_prefill: out = softmax(q . K / sqrt(head_dim)) V, causal, for many rows, as tiles of neighbouring rows of one sequence
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; tiles: u32[T][2], each first row and number of rows: rows of one sequence,
-//            positions rising by 1, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
-//            positions, row_seq: u32[M]; no NO_SEQUENCE in a tile; page_tables, page_base, layer_offset: common/pages.h
+//            positions rising by 1, or equal ones, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
+//            positions, row_seq: u32[M]; no NO_SEQUENCE in a tile; page_tables, page_base, layer_offset: common/pages.h. A position is
+//            the last that its row sees: the row's own, or for rows that see later tokens too, that of the text's end
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Pages that no
 //            row of a tile sees are not read, nor are their page table entries
 //            scale: log2(e) / sqrt(head_dim)

@@ -19,6 +19,7 @@ use crate::embedding::Embedding;
 use crate::error::{ClientError, ProtocolError};
 use crate::generation::Generation;
 use crate::options::Options;
+use crate::relevance::Relevance;
 use crate::wire::{
     Call, CancelRequestsReply, CancelRequestsRequest, DetokenizeReply, DetokenizeRequest, DoctorReply,
     DoctorRequest, FailRequest, ForgetSessionReply, ForgetSessionRequest, GenerateRequest, InfoReply,
@@ -286,6 +287,16 @@ impl Client {
         let mut generation = self.generate(&Embedding::request(request))?;
         let items = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
         Embedding::of(items, generation.end())
+    }
+
+    /// How relevant the request's [document](GenerateRequest::with_document) is to its prompt.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn rank(&self, request: &GenerateRequest) -> Result<Relevance, ClientError> {
+        let mut generation = self.generate(request)?;
+        let items = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
+        Relevance::of(items, generation.end())
     }
 
     /// Requests an error of this code, for tests of error paths; the daemon answers nothing else.

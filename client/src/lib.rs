@@ -41,6 +41,7 @@ mod inbox;
 pub mod metrics;
 mod options;
 mod printable;
+mod relevance;
 mod residency;
 mod transport;
 mod watch;
@@ -56,3 +57,4 @@ pub use options::{
     DEFAULT_SOCKET, Options, PING_AFTER, PING_TIMEOUT, SOCKET_VARIABLE, ServerTrust, uid_of, user_socket,
 };
 pub use printable::{printable, printable_text};
+pub use relevance::Relevance;

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from .errors import ProtocolError
 from .messages import GenerateEnd, GenerateItem, TokenLogprob
 
-EMBEDDING = 4
-"""Key of a `GenerateEnd`'s extension."""
+EMBEDDING, RELEVANCE = 4, 7
+"""Keys of a `GenerateEnd`'s extensions."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,3 +50,12 @@ def embedding_of(end: GenerateEnd) -> list[float]:
     if data is None or len(data) % 4:
         raise ProtocolError("the answer to a request for an embedding has none")
     return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def relevance_of(end: GenerateEnd) -> float:
+    """The relevance in the end of an answer."""
+    data = end.ext.get(RELEVANCE)
+    if data is None or len(data) != 4:
+        raise ProtocolError("the answer to a request for a relevance has none")
+    (value,) = struct.unpack("<f", data)
+    return float(value)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, Unpack
 
 from .address import socket_path
-from .answers import Score, embedding_of, score_of
+from .answers import Score, embedding_of, relevance_of, score_of
 from .client import (
     PARTS_MAX,
     RETRY_PAUSE,
@@ -45,7 +45,7 @@ from .messages import (
     UnloadReply,
     UnloadRequest,
 )
-from .options import Options, chat_request, complete_request, embed_request, score_request
+from .options import Options, chat_request, complete_request, embed_request, rank_request, score_request
 from .streams import Stream, Streams
 from .wire import Call, End, Item, Message, Reply, StreamCall
 
@@ -358,9 +358,20 @@ class AsyncClient:
     async def embed(
         self, model: str, prompt: str | Sequence[int], *, pooling: str | None = None, normalise: bool = True
     ) -> list[float]:
-        """A text's embedding, of length 1 if normalised. `pooling` is `mean` or `last`; without it, as the model's file says."""
+        """A text's embedding, of length 1 if normalised. `pooling` is `mean`, `first` or `last`; without it, as the file says."""
         async with await self.stream(embed_request(model, prompt, pooling, normalise)) as answer:
             return embedding_of(await answer.wait())
+
+    async def rank(self, model: str, query: str, documents: Sequence[str]) -> list[float]:
+        """The relevance of each document to the query: higher is more relevant, and models differ in its range.
+
+        The documents are asked for one after the other. The model must be a reranker.
+        """
+        found: list[float] = []
+        for document in documents:
+            async with await self.stream(rank_request(model, query, document)) as answer:
+                found.append(relevance_of(await answer.wait()))
+        return found
 
     async def tokenize(self, model: str, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of a text."""

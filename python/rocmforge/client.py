@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, Unpack
 
 from .address import socket_path
-from .answers import Score, embedding_of, score_of
+from .answers import Score, embedding_of, relevance_of, score_of
 from .connection import CONNECT_TIMEOUT, REPLY_TIMEOUT, Connection, dial
 from .errors import Disconnected, InvalidRequest, ProtocolError, RocmforgeError, ServerError, Silent
 from .messages import (
@@ -35,7 +35,7 @@ from .messages import (
     UnloadReply,
     UnloadRequest,
 )
-from .options import Options, chat_request, complete_request, embed_request, score_request
+from .options import Options, chat_request, complete_request, embed_request, rank_request, score_request
 from .streams import Stream
 from .wire import Call, End, Item, Message, Reply, StreamCall
 
@@ -273,8 +273,15 @@ class Client:
     def embed(
         self, model: str, prompt: str | Sequence[int], *, pooling: str | None = None, normalise: bool = True
     ) -> list[float]:
-        """A text's embedding, of length 1 if normalised. `pooling` is `mean` or `last`; without it, as the model's file says."""
+        """A text's embedding, of length 1 if normalised. `pooling` is `mean`, `first` or `last`; without it, as the file says."""
         return embedding_of(self.stream(embed_request(model, prompt, pooling, normalise)).wait())
+
+    def rank(self, model: str, query: str, documents: Sequence[str]) -> list[float]:
+        """The relevance of each document to the query: higher is more relevant, and models differ in its range.
+
+        The documents are asked for one after the other. The model must be a reranker.
+        """
+        return [relevance_of(self.stream(rank_request(model, query, document)).wait()) for document in documents]
 
     def tokenize(self, model: str, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of a text."""

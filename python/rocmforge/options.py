@@ -11,10 +11,10 @@ from typing import Any, TypedDict
 from .errors import InvalidRequest
 from .messages import ChatMessage, GenerateRequest, Prompt, PromptChat, PromptIds, PromptText, SamplingOptions
 
-SESSION, FORM, PENALTIES, EXTRAS, SAMPLERS, SCORES, EMBEDDING = range(0x8001, 0x8008)
+SESSION, FORM, PENALTIES, EXTRAS, SAMPLERS, SCORES, EMBEDDING, DOCUMENT = range(0x8001, 0x8009)
 PRIORITY, SHIFT, MARKS = 1, 2, 3
 FORMS = ("schema", "regex", "lark", "gbnf")
-POOLINGS = {None: 0, "mean": 1, "last": 3}
+POOLINGS = {None: 0, "mean": 1, "first": 2, "last": 3}
 SAMPLER_FIELDS = "<6fB4fII"
 
 
@@ -228,7 +228,14 @@ def score_request(model: str, prompt: str | Sequence[int], top_logprobs: int) ->
 def embed_request(model: str, prompt: str | Sequence[int], pooling: str | None, normalise: bool) -> GenerateRequest:
     """Asks for the embedding of a prompt."""
     if pooling not in POOLINGS:
-        raise InvalidRequest(f"pooling is {pooling!r}, not 'mean', 'last' or None")
+        raise InvalidRequest(f"pooling is {pooling!r}, not 'mean', 'first', 'last' or None")
     made = request(model, text_or_ids(prompt), {})
     made.ext[EMBEDDING] = bytes([POOLINGS[pooling], normalise])
+    return made
+
+
+def rank_request(model: str, query: str, document: str) -> GenerateRequest:
+    """Asks for the relevance of a document to a query."""
+    made = request(model, PromptText(query), {})
+    made.ext[DOCUMENT] = document.encode()
     return made

@@ -20,7 +20,8 @@ CRITICAL = 0x8000
 EXTENSIONS_MAX, EXTENSION_BYTES_MAX = 16, 4096
 
 KNOWN_EXTENSIONS: dict[str, dict[int, int]] = {
-    "GenerateRequest": {0x8001: 255, 0x8002: 65536, 0x8003: 4096, 0x8004: 524288, 0x8005: 4096, 0x8006: 4096, 0x8007: 4096},
+    "GenerateRequest": {0x8001: 255, 0x8002: 65536, 0x8003: 4096, 0x8004: 524288, 0x8005: 4096, 0x8006: 4096, 0x8007: 4096,
+                        0x8008: 524288},
     "GenerateEnd": {4: 524288},
 }
 """Most bytes of known extensions: the critical ones, and those above the usual limit."""

@@ -21,7 +21,7 @@ import rocmforge
 from rocmforge import AsyncClient, Client, errors, messages
 
 EXPECTED: dict[str, Any] = json.loads(Path(os.environ["ROCMFORGE_EXPECTED"]).read_text("utf-8"))
-CHATTY, ENDLESS, TINY = EXPECTED["chatty"], EXPECTED["endless"], EXPECTED["tiny"]
+CHATTY, ENDLESS, RANKER, TINY = EXPECTED["chatty"], EXPECTED["endless"], EXPECTED["ranker"], EXPECTED["tiny"]
 PROMPT, TOKENS = EXPECTED["prompt"], EXPECTED["tokens"]
 PATIENCE = 60.0
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"], "additionalProperties": False}
@@ -71,11 +71,15 @@ class Synchronous(unittest.TestCase):
         self.assertEqual(client.embed(TINY, PROMPT), EXPECTED["embedding"])
         raw = client.embed(TINY, PROMPT, pooling="mean", normalise=False)
         self.assertEqual(raw, EXPECTED["raw_embedding"])
+        self.assertEqual(client.rank(RANKER, PROMPT, EXPECTED["documents"]), EXPECTED["relevances"])
+        with self.assertRaises(errors.ServerError) as refused:
+            client.rank(TINY, PROMPT, EXPECTED["documents"])
+        self.assertIn("no classifier", refused.exception.message)
 
     def test_models_and_state_of_the_daemon(self) -> None:
         client = self.client
         names = [model.name for model in client.models()]
-        self.assertEqual(names, sorted([CHATTY, ENDLESS, TINY]))
+        self.assertEqual(names, sorted([CHATTY, ENDLESS, RANKER, TINY]))
         self.assertEqual(client.ping(b"echo"), b"echo")
         self.assertEqual(client.status().pid, EXPECTED["pid"])
         self.assertEqual(client.show(TINY).summary.name, TINY)
@@ -222,7 +226,8 @@ class Asynchronous(unittest.IsolatedAsyncioTestCase):
         score = await client.score(TINY, PROMPT)
         self.assertEqual([one.logprob for one in score.logprobs], EXPECTED["logprobs"])
         self.assertEqual(await client.embed(TINY, PROMPT), EXPECTED["embedding"])
-        self.assertEqual([model.name for model in await client.models()], sorted([CHATTY, ENDLESS, TINY]))
+        self.assertEqual(await client.rank(RANKER, PROMPT, EXPECTED["documents"]), EXPECTED["relevances"])
+        self.assertEqual([model.name for model in await client.models()], sorted([CHATTY, ENDLESS, RANKER, TINY]))
         self.assertEqual(await client.ping(b"echo"), b"echo")
         self.assertEqual((await client.show(TINY)).summary.name, TINY)
         self.assertEqual((await client.load_file(EXPECTED["tiny_path"], "passed")).summary.name, "passed")

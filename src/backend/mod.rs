@@ -27,6 +27,16 @@ use std::time::Duration;
 use crate::program::Program;
 use crate::tensor::LazyTensor;
 
+/// The values of a tensor, decoded on the host. Reads the mapped file: the caller may wait for its disk.
+///
+/// # Errors
+/// [`BackendError::Internal`] for a type that no backend computes with.
+pub fn host_values(tensor: &LazyTensor) -> Result<Vec<f32>, BackendError> {
+    let mut values = Vec::new();
+    cpu::append_values(tensor, &mut values)?;
+    Ok(values)
+}
+
 /// A device that runs steps. One engine thread owns it; no other thread calls its methods.
 ///
 /// Rows of one step never influence each other's bits, whatever else is in the step.

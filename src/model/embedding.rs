@@ -1,9 +1,10 @@
-//! Embeddings of texts: the normed rows of the last layer, made one.
+//! Embeddings of texts: the rows of the last layer, made one. Those of a decoder are normed first.
 
 use std::sync::Arc;
 
 use super::Model;
-use crate::program::{LastRows, NormKind, TensorId};
+use crate::backend::{BackendError, host_values};
+use crate::program::{Classifier, LastRows, Linear, NormKind, Program, RowNorm, TensorId};
 use crate::tensor::DType;
 
 /// How the rows of a text's tokens become one.
@@ -11,6 +12,8 @@ use crate::tensor::DType;
 pub enum Pooling {
     /// Their mean.
     Mean,
+    /// The row of the first token.
+    First,
     /// The row of the last token.
     Last,
 }
@@ -20,6 +23,7 @@ impl Pooling {
     pub fn of_file(number: u64) -> Option<Self> {
         match number {
             1 => Some(Self::Mean),
+            2 => Some(Self::First),
             3 => Some(Self::Last),
             _ => None,
         }
@@ -27,11 +31,17 @@ impl Pooling {
 }
 
 /// Why a model has no embeddings.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum EmbeddingError {
     /// The program's head does not begin with a norm of the last layer's rows.
     #[error("the model's head does not begin with a norm, so it has no embeddings: take another model")]
     NoNorm,
+    /// The model has no classifier.
+    #[error("the model has no classifier, so it ranks no documents: take a reranker")]
+    NoClassifier,
+    /// A tensor of the classifier cannot be decoded.
+    #[error(transparent)]
+    Classifier(#[from] BackendError),
     /// The norm has weights of another type.
     #[error("{tensor} has type {dtype}, and embeddings need it in F32: convert the model's file")]
     Type {
@@ -49,6 +59,63 @@ pub struct Pooler {
     pub pooling: Pooling,
     /// Whether the result has the Euclidean length 1.
     pub normalise: bool,
+    /// Numbers of a row.
+    width: usize,
+    norm: Option<Norm>,
+    scorer: Option<Scorer>,
+}
+
+/// A classifier with its weights.
+#[derive(Clone, Debug, PartialEq)]
+struct Scorer {
+    dense: Option<Layer>,
+    output: Layer,
+}
+
+/// A matrix of the classifier, row after row, and what is added to its products; none for 0.
+#[derive(Clone, Debug, PartialEq)]
+struct Layer {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Layer {
+    fn read(program: &Program, Linear { weight, bias }: Linear) -> Result<Self, EmbeddingError> {
+        let read = |id: TensorId| {
+            let tensor = program.tensor(id).ok_or(EmbeddingError::NoClassifier)?;
+            Ok::<_, EmbeddingError>(host_values(&tensor.lazy)?)
+        };
+        Ok(Self { weight: read(weight)?, bias: bias.map_or_else(|| Ok(Vec::new()), read)? })
+    }
+
+    fn apply(&self, row: &[f64]) -> Vec<f64> {
+        let biases = self.bias.iter().copied().chain(std::iter::repeat(0.0));
+        let product = |weights: &[f32]| weights.iter().zip(row).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
+        let rows = self.weight.chunks_exact(row.len().max(1)).zip(biases);
+        rows.map(|(weights, bias)| product(weights) + f64::from(bias)).collect()
+    }
+}
+
+impl Scorer {
+    fn read(program: &Program, Classifier { dense, output }: Classifier) -> Result<Self, EmbeddingError> {
+        let dense = dense.map(|dense| Layer::read(program, dense)).transpose()?;
+        Ok(Self { dense, output: Layer::read(program, output)? })
+    }
+
+    /// The score of a row; a few operations for each weight.
+    fn score(&self, row: Vec<f64>) -> Option<f32> {
+        let hidden = match &self.dense {
+            Some(dense) => dense.apply(&row).into_iter().map(f64::tanh).collect(),
+            None => row,
+        };
+        let score = *self.output.apply(&hidden).first()? as f32;
+        score.is_finite().then_some(score)
+    }
+}
+
+/// A norm with its weights.
+#[derive(Clone, Debug, PartialEq)]
+struct Norm {
     kind: NormKind,
     eps: f32,
     /// As wide as a row.
@@ -57,14 +124,8 @@ pub struct Pooler {
     bias: Vec<f32>,
 }
 
-impl Pooler {
-    /// Reads the norm's weights from the mapped file: the caller may wait for its disk.
-    ///
-    /// # Errors
-    /// [`EmbeddingError`].
-    pub fn new(model: &Model, pooling: Option<Pooling>, normalise: bool) -> Result<Self, EmbeddingError> {
-        let program = &model.plan.program;
-        let LastRows { kind, eps, weight, bias, .. } = program.last_rows().ok_or(EmbeddingError::NoNorm)?;
+impl Norm {
+    fn read(program: &Program, norm: RowNorm) -> Result<Self, EmbeddingError> {
         let read = |id: TensorId| {
             let tensor = &program.tensor(id).ok_or(EmbeddingError::NoNorm)?.lazy;
             if tensor.dtype() != DType::F32 {
@@ -74,19 +135,9 @@ impl Pooler {
             let number = |bytes: &[u8]| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes);
             Ok(tensor.bytes().chunks_exact(4).map(number).collect::<Vec<f32>>())
         };
-        Ok(Self {
-            pooling: pooling.or(model.plan.pooling).unwrap_or(Pooling::Last),
-            normalise,
-            kind,
-            eps,
-            weight: read(weight)?,
-            bias: bias.map_or_else(|| Ok(Vec::new()), read)?,
-        })
-    }
-
-    /// Numbers of a row, and of the embedding.
-    pub fn width(&self) -> usize {
-        self.weight.len()
+        let RowNorm { kind, eps, weight, bias } = norm;
+        let bias = bias.map_or_else(|| Ok(Vec::new()), read)?;
+        Ok(Self { kind, eps, weight: read(weight)?, bias })
     }
 
     /// Adds the norm of a row to the sum.
@@ -105,6 +156,50 @@ impl Pooler {
     }
 }
 
+impl Pooler {
+    /// Reads the norm's weights from the mapped file: the caller may wait for its disk.
+    ///
+    /// # Errors
+    /// [`EmbeddingError`].
+    pub fn new(model: &Model, pooling: Option<Pooling>, normalise: bool) -> Result<Self, EmbeddingError> {
+        let program = &model.plan.program;
+        let LastRows { value, norm } = program.last_rows().ok_or(EmbeddingError::NoNorm)?;
+        let width = program.values().get(value.0 as usize).map_or(0, |value| value.width as usize);
+        let usual = if program.encoder().is_some() { Pooling::Mean } else { Pooling::Last };
+        Ok(Self {
+            pooling: pooling.or(model.plan.pooling).unwrap_or(usual),
+            normalise,
+            width,
+            norm: norm.map(|norm| Norm::read(program, norm)).transpose()?,
+            scorer: None,
+        })
+    }
+
+    /// As [`Pooler::new`], for the score of a text as its only number.
+    ///
+    /// # Errors
+    /// [`EmbeddingError`].
+    pub fn scoring(model: &Model) -> Result<Self, EmbeddingError> {
+        let program = &model.plan.program;
+        let classifier = program.encoder().and_then(|encoder| encoder.classifier);
+        let scorer = Scorer::read(program, classifier.ok_or(EmbeddingError::NoClassifier)?)?;
+        Ok(Self { scorer: Some(scorer), ..Self::new(model, Some(Pooling::First), false)? })
+    }
+
+    /// Numbers of a row, and of the embedding.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Adds a row to the sum, as its norm if there is one.
+    fn add(&self, row: &[f32], sum: &mut [f64]) {
+        match &self.norm {
+            Some(norm) => norm.add(row, sum),
+            None => sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x)),
+        }
+    }
+}
+
 /// The rows of a text so far.
 #[derive(Clone, Debug)]
 pub struct Pooled {
@@ -119,16 +214,22 @@ impl Pooled {
         Self { sum: vec![0.0; pooler.width()], rows: 0, pooler }
     }
 
-    /// Adds rows of the last layer, one after the other.
+    /// Adds rows of the last layer, one after the other. Those after the first row count only if all do.
     pub fn add(&mut self, rows: &[f32]) {
         for row in rows.chunks_exact(self.pooler.width().max(1)) {
+            if self.pooler.pooling == Pooling::First && self.rows > 0 {
+                return;
+            }
             self.pooler.add(row, &mut self.sum);
             self.rows = self.rows.saturating_add(1);
         }
     }
 
-    /// The embedding; `None` if it is not finite. A normalised one of zeros stays zeros.
+    /// The embedding; `None` if it is not finite. A normalised one of zeros stays zeros. The score alone, if that is wanted.
     pub fn embedding(&self) -> Option<Vec<f32>> {
+        if let Some(scorer) = &self.pooler.scorer {
+            return Some(vec![scorer.score(self.sum.clone())?]);
+        }
         let mean = self.sum.iter().map(|x| x / f64::from(self.rows.max(1)));
         let length = mean.clone().map(|x| x * x).sum::<f64>().sqrt();
         let by = if self.pooler.normalise && length > 0.0 { 1.0 / length } else { 1.0 };

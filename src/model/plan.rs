@@ -23,7 +23,7 @@ pub struct ExecutionPlan {
     pub pooling: Option<Pooling>,
 }
 
-/// Sizes of a decoder, as stated in the file.
+/// Sizes of a decoder or an encoder, as stated in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Width of the residual stream.

@@ -1,8 +1,8 @@
 //! Builds a program, part after part.
 
 use super::{
-    Content, Op, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId, RopeSpec, Rows, State,
-    StateId, Tensor, TensorId, Value, ValueId,
+    Content, Op, Output, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId, RopeSpec, Rows,
+    State, StateId, Tensor, TensorId, Value, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -29,7 +29,7 @@ impl Builder {
                 ropes: Vec::new(),
                 parts: Vec::new(),
                 vocab: next(vocab),
-                logits: ValueId(u32::MAX),
+                result: Output::Logits(ValueId(u32::MAX)),
             },
         }
     }
@@ -102,12 +102,12 @@ impl Builder {
         }
     }
 
-    /// Checks and returns the program. `logits` is the value that tokens are sampled from.
+    /// Checks and returns the program, which computes `result`.
     ///
     /// # Errors
     /// [`ProgramError`]: the program is inconsistent, which is a bug in its writer.
-    pub fn finish(mut self, logits: ValueId) -> Result<Program, ProgramError> {
-        self.program.logits = logits;
+    pub fn finish(mut self, result: Output) -> Result<Program, ProgramError> {
+        self.program.result = result;
         self.program.check()?;
         Ok(self.program)
     }

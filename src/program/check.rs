@@ -3,8 +3,8 @@
 //! Backends rely on this: they need not check any shape of a finished program again.
 
 use super::{
-    Activation, Content, Op, Part, PartKind, Program, Residence, RopeId, Rows, State, StateId, TensorId,
-    Value, ValueId,
+    Activation, Classifier, Content, Encoder, Linear, Op, Output, Part, PartKind, Program, Residence, RopeId,
+    Rows, State, StateId, TableRow, TensorId, Value, ValueId,
 };
 use crate::tensor::DType;
 
@@ -60,11 +60,51 @@ impl Program {
             }
         }
         self.check_ropes().map_err(|why| whole(&why))?;
-        let logits =
-            self.values.get(self.logits.0 as usize).ok_or_else(|| whole("the program has no logits"))?;
-        let made = written.get(self.logits.0 as usize) == Some(&true);
-        if !made || (logits.rows, logits.width, logits.content) != (Rows::Wanted, self.vocab, Content::Real) {
-            return Err(whole("logits must have one number per token, for the wanted rows"));
+        self.check_result(&written).map_err(|why| whole(&why))
+    }
+
+    /// Checks the value that the program computes, and that rows see later ones in an encoder alone.
+    fn check_result(&self, written: &[bool]) -> Found {
+        let (Output::Logits(id) | Output::Rows(Encoder { rows: id, .. })) = self.result;
+        let value = self.values.get(id.0 as usize).ok_or("the program has no result")?;
+        let made = written.get(id.0 as usize) == Some(&true) && value.content == Content::Real;
+        let ops = || self.parts.iter().flat_map(|part| &part.ops);
+        match self.result {
+            Output::Logits(_) => {
+                demand(made && (value.rows, value.width) == (Rows::Wanted, self.vocab), || {
+                    "logits must have one number per token, for the wanted rows".into()
+                })?;
+                demand(!ops().any(|op| matches!(op, Op::Attend { both_ways: true, .. })), || {
+                    "a program with logits must not attend to later rows".into()
+                })
+            }
+            Output::Rows(encoder) => {
+                demand(made && value.rows == Rows::All && encoder.text_rows > 0, || {
+                    "an encoder must have all rows, and texts of some".into()
+                })?;
+                demand(!ops().any(|op| matches!(op, Op::Take { .. })), || {
+                    "an encoder must not take rows with logits".into()
+                })?;
+                encoder.classifier.map_or(Ok(()), |classifier| self.check_classifier(classifier, value.width))
+            }
+        }
+    }
+
+    fn check_classifier(&self, Classifier { dense, output }: Classifier, width: u32) -> Found {
+        let last = self.parts.last().map_or(0..0, |part| part.tensors.clone());
+        let of = |id: TensorId, rows: u32, cols: u32| {
+            let tensor =
+                self.tensor(id).filter(|_| last.contains(&id.0)).ok_or("no such classifier tensor")?;
+            let (shape, host) = (tensor.lazy.shape(), tensor.residence == Residence::Host);
+            demand(host && (shape.rows(), shape.cols()) == (rows.into(), cols.into()), || {
+                format!("a classifier's tensor is {shape}, but must be the host's [{cols}, {rows}]")
+            })
+        };
+        for (Linear { weight, bias }, rows) in
+            dense.map(|dense| (dense, width)).into_iter().chain([(output, 1)])
+        {
+            of(weight, rows, width)?;
+            bias.map_or(Ok(()), |bias| of(bias, 1, rows))?;
         }
         Ok(())
     }
@@ -119,6 +159,19 @@ impl Checker<'_> {
                 self.host(table)?;
                 self.shape(table, self.program.vocab, self.width(out)?)
             }
+            Op::AddRow { table, row, out } => {
+                demand(self.value(out)?.rows == Rows::All, || "rows are added to all rows".into())?;
+                let least = match (row, self.program.result) {
+                    (TableRow::Position, Output::Rows(encoder)) => encoder.text_rows,
+                    (TableRow::Position, Output::Logits(_)) => {
+                        return Err("rows of positions are added in an encoder alone".into());
+                    }
+                    (TableRow::First, _) => 1,
+                };
+                let shape = self.tensor(table)?.lazy.shape();
+                let fits = shape.cols() == u64::from(self.width(out)?) && shape.rows() >= u64::from(least);
+                demand(fits, || format!("the table has shape {shape}, for {least} rows or more"))
+            }
             Op::Take { from, out } => {
                 let (all, wanted) = (self.value(from)?, self.value(out)?);
                 demand((all.rows, wanted.rows) == (Rows::All, Rows::Wanted), || {
@@ -144,7 +197,7 @@ impl Checker<'_> {
                     "keys must be as wide as their state".into()
                 })
             }
-            Op::Attend { state, queries, window, cap, sinks, out, scale } => {
+            Op::Attend { state, queries, window, both_ways, cap, sinks, out, scale } => {
                 let (heads, head_dim) = self.kv(state)?;
                 let whole = heads
                     .checked_mul(head_dim)
@@ -153,6 +206,7 @@ impl Checker<'_> {
                 demand(window != Some(0) && scale.is_finite(), || {
                     "the window must include the row, and the scale must be finite".into()
                 })?;
+                demand(!both_ways || window.is_none(), || "a window must not look both ways".into())?;
                 cap.map_or(Ok(()), finite_cap)?;
                 let query_heads = self.width(queries)? / head_dim;
                 sinks.map_or(Ok(()), |sinks| self.vector(sinks, query_heads))?;

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 pub use builder::Builder;
 pub use check::ProgramError;
-pub use op::{Access, Activation, ExpertRange, Gating, NormKind, Op};
+pub use op::{Access, Activation, ExpertRange, Gating, NormKind, Op, TableRow};
 pub use rope::{Growth, RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
 use crate::tensor::{DType, LazyTensor};
@@ -50,18 +50,55 @@ pub struct RopeId(pub u32);
 /// Number of the part that a step runs first: the embedding, and the frequency divisors of rotary embeddings.
 pub const FIRST_PART: u32 = 0;
 
-/// The value that the last layer leaves, and the norm of its rows: an embedding is made of them.
+/// The value that the last layer leaves: an embedding is made of its rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LastRows {
     /// A value of all rows.
     pub value: ValueId,
+    /// The norm of its rows; an encoder's layers end with theirs.
+    pub norm: Option<RowNorm>,
+}
+
+/// A norm of whole rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNorm {
     /// Kind of norm.
     pub kind: NormKind,
     /// See [`Op::Norm`].
     pub eps: f32,
-    /// `[width of value]`.
+    /// `[width of a row]`.
     pub weight: TensorId,
-    /// `[width of value]`.
+    /// `[width of a row]`.
+    pub bias: Option<TensorId>,
+}
+
+/// The result of a program without logits, whose rows see the whole of their text. A step has all rows of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoder {
+    /// The value that the last layer leaves, of all rows.
+    pub rows: ValueId,
+    /// Most rows of a text: the context length.
+    pub text_rows: u32,
+    /// Makes a score of a text's first row, on the host.
+    pub classifier: Option<Classifier>,
+}
+
+/// The head of an encoder that scores texts: `output * tanh(dense * row)`, or `output * row`. Its tensors are the host's, and
+/// belong to the last part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Classifier {
+    /// As many outputs as inputs.
+    pub dense: Option<Linear>,
+    /// One output.
+    pub output: Linear,
+}
+
+/// A matrix, and what is added to its products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// `[outputs, inputs]`.
+    pub weight: TensorId,
+    /// `[outputs]`.
     pub bias: Option<TensorId>,
 }
 
@@ -176,7 +213,16 @@ pub struct Program {
     ropes: Vec<Rope>,
     parts: Vec<Part>,
     vocab: u32,
-    logits: ValueId,
+    result: Output,
+}
+
+/// The result of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// One number per token for each wanted row: tokens are sampled from this value.
+    Logits(ValueId),
+    /// Rows of an encoder.
+    Rows(Encoder),
 }
 
 impl Program {
@@ -215,7 +261,7 @@ impl Program {
         self.parts.len() as u32 // layers: at most `LAYERS_MAX` of `model/arch`, 512
     }
 
-    /// Number of the last part: the head. Steps that want no logits leave it out.
+    /// Number of the last part: the head. Steps that want no logits leave it out. An encoder's has no operations.
     pub fn head_part(&self) -> u32 {
         self.part_count().saturating_sub(1)
     }
@@ -236,31 +282,40 @@ impl Program {
         range.filter_map(|number| Some((TensorId(number), self.tensor(TensorId(number))?)))
     }
 
-    /// Tokens in the vocabulary: the upper bound of ids and the number of logits.
+    /// Tokens in the vocabulary: the upper bound of ids, and the number of logits if there are any.
     pub fn vocab(&self) -> usize {
         self.vocab as usize
     }
 
-    /// The value that tokens are sampled from.
-    pub fn logits(&self) -> ValueId {
-        self.logits
+    /// The value that tokens are sampled from; `None` for an encoder.
+    pub fn logits(&self) -> Option<ValueId> {
+        match self.result {
+            Output::Logits(value) => Some(value),
+            Output::Rows(_) => None,
+        }
     }
 
-    /// The rows of the last layer and the norm that the head begins with; `None` for another head.
+    /// The result of an encoder; `None` for a decoder.
+    pub fn encoder(&self) -> Option<Encoder> {
+        match self.result {
+            Output::Logits(_) => None,
+            Output::Rows(encoder) => Some(encoder),
+        }
+    }
+
+    /// The rows of the last layer, and the norm that a decoder's head begins with; `None` for another head.
     pub fn last_rows(&self) -> Option<LastRows> {
+        if let Output::Rows(encoder) = self.result {
+            return Some(LastRows { value: encoder.rows, norm: None });
+        }
         let ops = &self.parts.last()?.ops;
         let [Op::Take { from: value, out }, Op::Norm { kind, eps, weight, bias, from, add: false, .. }, ..] =
             ops.as_slice()
         else {
             return None;
         };
-        (out == from).then_some(LastRows {
-            value: *value,
-            kind: *kind,
-            eps: *eps,
-            weight: *weight,
-            bias: *bias,
-        })
+        let norm = RowNorm { kind: *kind, eps: *eps, weight: *weight, bias: *bias };
+        (out == from).then_some(LastRows { value: *value, norm: Some(norm) })
     }
 
     /// Every tensor type in use, each with its first tensor.

@@ -18,6 +18,15 @@ pub enum Op {
         /// Written.
         out: ValueId,
     },
+    /// `out[r] += table[row]`.
+    AddRow {
+        /// As wide as `out`.
+        table: TensorId,
+        /// Number of the table's row.
+        row: TableRow,
+        /// Read and written; has all rows.
+        out: ValueId,
+    },
     /// Copies the rows whose logits are wanted.
     Take {
         /// A value of all rows.
@@ -84,6 +93,9 @@ pub enum Op {
         scale: f32,
         /// A row at position p sees positions above `p - window`, up to its own; without a window, all up to its own.
         window: Option<u32>,
+        /// A row sees the later positions too that its sequence has in the step. Without a window; a step must then have all
+        /// rows of a sequence.
+        both_ways: bool,
         /// Scores x become `cap * tanh(x / cap)`; above 0.
         cap: Option<f32>,
         /// `[query heads]` f32. The softmax of a head counts its sink as one more score, whose value is 0.
@@ -175,6 +187,15 @@ pub enum Op {
     },
 }
 
+/// The row of a table that [`Op::AddRow`] adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableRow {
+    /// That of the row's position. The table has one for each position of the context.
+    Position,
+    /// The first one, for all rows.
+    First,
+}
+
 /// Formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
@@ -258,6 +279,7 @@ impl Op {
         use Access::{Read, Update, Write};
         let all = match *self {
             Self::Embed { out, .. } => [Some((out, Write)), None, None],
+            Self::AddRow { out, .. } => [Some((out, Update)), None, None],
             Self::Take { from, out } | Self::Activate { from, out, .. } => {
                 [Some((from, Read)), Some((out, Write)), None]
             }
@@ -290,6 +312,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Embed { .. } => "embed",
+            Self::AddRow { .. } => "add row",
             Self::Take { .. } => "take",
             Self::Norm { .. } => "norm",
             Self::Project { .. } => "project",

@@ -61,7 +61,7 @@ fn fault(write: impl FnOnce(&mut Rig)) -> Option<String> {
     let (last, logits) = (builder.wanted_value(WIDTH), builder.wanted_value(VOCAB));
     builder.push(Op::Take { from: x, out: last });
     builder.push(Op::Project { weight, bias: None, from: last, out: logits, add: false });
-    builder.finish(logits).err().map(|error| error.to_string())
+    builder.finish(Output::Logits(logits)).err().map(|error| error.to_string())
 }
 
 #[track_caller]
@@ -84,6 +84,7 @@ fn a_sound_program_has_its_parts_and_sizes() {
                 queries: q,
                 scale: 1.0,
                 window: Some(1),
+                both_ways: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -197,6 +198,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 queries: rig.x,
                 scale: 1.0,
                 window,
+                both_ways: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -212,6 +214,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 queries: rig.x,
                 scale: 1.0,
                 window: None,
+                both_ways: false,
                 cap: None,
                 sinks,
                 out,
@@ -228,8 +231,8 @@ fn heads_are_whole_and_a_row_sees_itself() {
         refused("must be finite and above 0", move |rig| {
             let state = rig.builder.state(State::Kv { heads: 1, head_dim: 4 });
             let (queries, out) = (rig.x, rig.builder.value(WIDTH));
-            let (scale, window, cap, sinks) = (1.0, None, Some(cap), None);
-            rig.builder.push(Op::Attend { state, queries, scale, window, cap, sinks, out });
+            let (scale, window, both_ways, cap, sinks) = (1.0, None, false, Some(cap), None);
+            rig.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
         });
     }
     let text = fault(|rig| {
@@ -308,10 +311,71 @@ fn a_row_is_opened_by_one_number() {
 #[test]
 fn logits_are_one_number_for_each_token() {
     let mut builder = Builder::new(VOCAB);
-    assert!(builder.finish(ValueId(0)).unwrap_err().to_string().contains("has no parts"));
+    assert!(builder.finish(Output::Logits(ValueId(0))).unwrap_err().to_string().contains("has no parts"));
     builder = Builder::new(VOCAB);
     builder.part(PartKind::Embedding);
     builder.part(PartKind::Head);
     let logits = builder.wanted_value(VOCAB);
-    assert!(builder.finish(logits).unwrap_err().to_string().contains("one number per token"));
+    assert!(builder.finish(Output::Logits(logits)).unwrap_err().to_string().contains("one number per token"));
+}
+
+/// The error of an encoder of texts of `text_rows` tokens, whose one layer `write` fills.
+fn encoder_fault(text_rows: u32, write: impl FnOnce(&mut Rig)) -> Option<String> {
+    let mut builder = Builder::new(VOCAB);
+    builder.part(PartKind::Embedding);
+    let table = builder.tensor(tensor(DType::F32, &[WIDTH as u64, VOCAB as u64]), Residence::Host);
+    let positions = builder.tensor(tensor(DType::F16, &[WIDTH as u64, 6]), Residence::Device);
+    let x = builder.value(WIDTH);
+    builder.push(Op::Embed { table, scale: 1.0, out: x });
+    builder.push(Op::AddRow { table: positions, row: TableRow::Position, out: x });
+    builder.push(Op::AddRow { table: positions, row: TableRow::First, out: x });
+    builder.part(PartKind::Layer(0));
+    let mut rig = Rig { builder, x };
+    write(&mut rig);
+    let mut builder = rig.builder;
+    builder.part(PartKind::Head);
+    let program = builder.finish(Output::Rows(Encoder { rows: x, text_rows, classifier: None }));
+    program.err().map(|error| error.to_string())
+}
+
+fn attend_to(rig: &mut Rig, both_ways: bool, window: Option<u32>) {
+    let state = rig.builder.state(State::Kv { heads: 1, head_dim: 4 });
+    rig.builder.push(Op::Store { state, keys: rig.x, values: rig.x });
+    let out = rig.builder.value(WIDTH);
+    rig.builder.push(Op::Attend {
+        state,
+        queries: rig.x,
+        scale: 1.0,
+        window,
+        both_ways,
+        cap: None,
+        sinks: None,
+        out,
+    });
+}
+
+#[test]
+fn an_encoder_has_rows_of_whole_texts() {
+    let says = |fault: Option<String>, text: &str| {
+        assert!(fault.as_ref().is_some_and(|fault| fault.contains(text)), "{fault:?}, not {text:?}");
+    };
+    assert_eq!(encoder_fault(6, |rig| attend_to(rig, true, None)), None);
+    says(encoder_fault(7, |_| ()), "for 7 rows or more");
+    says(encoder_fault(0, |_| ()), "texts of some");
+    says(encoder_fault(6, |rig| attend_to(rig, true, Some(2))), "must not look both ways");
+    let taken = encoder_fault(6, |rig| {
+        let out = rig.builder.wanted_value(WIDTH);
+        rig.builder.push(Op::Take { from: rig.x, out });
+    });
+    says(taken, "must not take rows");
+    says(fault(|rig| attend_to(rig, true, None)), "must not attend to later rows");
+    refused("in an encoder alone", |rig| {
+        let table = rig.matrix(9, WIDTH as u64);
+        rig.builder.push(Op::AddRow { table, row: TableRow::Position, out: rig.x });
+    });
+    refused("rows are added to all rows", |rig| {
+        let (table, out) = (rig.matrix(9, WIDTH as u64), rig.builder.wanted_value(WIDTH));
+        rig.builder.push(Op::Take { from: rig.x, out });
+        rig.builder.push(Op::AddRow { table, row: TableRow::First, out });
+    });
 }

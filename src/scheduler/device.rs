@@ -54,7 +54,7 @@ impl Device {
         }
         let program = &model.plan.program;
         let pages = schedule.pool_pages(facts.page_bytes(program));
-        let slot = self.backend.open_model(program, facts.limits, pages)?;
+        let slot = self.backend.open_model(program, facts.limits_of(program), pages)?;
         self.models.opened(model.id, slot);
         Ok(slot)
     }

@@ -154,7 +154,7 @@ pub(super) struct Facts {
     kv_page_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
     scratch_bytes: ScratchBytes,
-    /// Most rows of a step.
+    /// Most rows of a decoder's step.
     pub limits: StepLimits,
 }
 
@@ -183,9 +183,15 @@ impl Facts {
         (self.weight_bytes)(tensor)
     }
 
+    /// Most rows of a program's steps. Those of an encoder have room for a whole text.
+    pub fn limits_of(&self, program: &Program) -> StepLimits {
+        let text_rows = program.encoder().map_or(0, |encoder| encoder.text_rows as usize);
+        StepLimits { rows: self.limits.rows.max(text_rows), ..self.limits }
+    }
+
     /// Device bytes of a model's activations.
     pub fn scratch_bytes(&self, program: &Program) -> u64 {
-        self.scratch_bytes.bytes(program, self.limits)
+        self.scratch_bytes.bytes(program, self.limits_of(program))
     }
 
     /// Device bytes of one KV page of a model.

@@ -138,7 +138,7 @@ pub struct Job {
     pub priority: u8,
     /// The model to run.
     pub model: Arc<Model>,
-    /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.
+    /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`. An encoder's may be as many.
     pub prompt: Vec<u32>,
     /// Most tokens to generate, as requested; at least 1. If the context has room for fewer, the answer ends with
     /// [`StopReason::ContextFull`].
@@ -201,8 +201,12 @@ impl Job {
         if self.max_tokens == 0 {
             return invalid("max_tokens is 0");
         }
-        if self.prompt.len() as u64 >= u64::from(self.context_tokens) {
+        let encodes = self.model.plan.program.encoder().is_some();
+        if self.prompt.len() as u64 >= u64::from(self.context_tokens) + u64::from(encodes) {
             return invalid("the prompt leaves no room for an answer in the context");
+        }
+        if encodes && self.embedding.is_none() {
+            return invalid("an encoder has no answers");
         }
         if self.prompt.iter().any(|&id| id as usize >= self.model.plan.program.vocab()) {
             return invalid("a token id outside the vocabulary");

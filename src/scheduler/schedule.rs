@@ -287,6 +287,9 @@ impl<A> Schedule<A> {
     /// Offers an admitted sequence's pages to its user's tree: whole ones, or all.
     fn offer_pages(&mut self, at: usize, all: bool) {
         let Sequence { request, tokens, computed, kv, .. } = &mut self.running[at];
+        if request.whole {
+            return; // keys and values of an encoder depend on the tokens after
+        }
         let computed = tokens.get(..*computed as usize).unwrap_or_default();
         self.kv.keep(request.model, request.uid, computed, all, kv);
     }

@@ -48,6 +48,8 @@ pub(super) struct Request {
     pub embeds: Option<Pooling>,
     /// Most drafted tokens at once; 0 for none.
     pub drafts: u32,
+    /// The model is an encoder: a step takes all rows of the prompt, and nothing of it is known from others.
+    pub whole: bool,
 }
 
 /// A live sequence. `A` is its [`Answer`]; tests of the schedule alone use `()`.
@@ -180,12 +182,13 @@ impl<A> Sequence<A> {
 
     /// True while rows of the prompt are to be told of which others know no more than keys and values.
     pub fn needs_rows(&self) -> bool {
-        self.unscored() > 0 || self.request.embeds == Some(Pooling::Mean)
+        let all = matches!(self.request.embeds, Some(Pooling::Mean | Pooling::First));
+        self.unscored() > 0 || all || self.request.whole
     }
 
-    /// Tokens of a known prefix that it may take: all but the last, or only those whose rows were told.
+    /// Tokens of a known prefix that it may take: all but the last, or only those whose rows were told. None of an encoder's.
     pub fn reusable(&self) -> &[u32] {
-        let told = self.scored.max(self.embedded);
+        let told = if self.request.whole { 0 } else { self.scored.max(self.embedded) };
         let most = if self.needs_rows() { told } else { self.token_count().saturating_sub(1) };
         self.tokens.get(..most as usize).unwrap_or_default()
     }
@@ -256,7 +259,7 @@ impl<A> Sequence<A> {
         match self.request.embeds {
             None => 0,
             Some(Pooling::Last) => u32::from(rows == self.pending()),
-            Some(Pooling::Mean) => {
+            Some(Pooling::Mean | Pooling::First) => {
                 self.computed.saturating_add(rows).saturating_sub(self.embedded.max(self.computed))
             }
         }
@@ -307,6 +310,7 @@ impl Sequence {
             embeds: job.embedding.as_ref().map(|pooler| pooler.pooling),
             // The cut of mirostat follows from the surprise of the token before.
             drafts: if job.steering.mirostat.is_some() { 0 } else { job.drafts },
+            whole: job.model.plan.program.encoder().is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));

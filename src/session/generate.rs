@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_ACCEPTED, EXT_END_DRAFTED, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_REUSED,
-    EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd, GenerateItem, GenerateRequest,
-    SamplingOptions, TopToken,
+    self, EXT_END_ACCEPTED, EXT_END_DRAFTED, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_RELEVANCE,
+    EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd, GenerateItem,
+    GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -56,13 +56,13 @@ pub(super) async fn run(
         let text = "a session's earlier tokens are known, and scoring computes all: leave one of them out";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
-    let embedded =
-        request.embedding().map_err(|error| failure(ErrorCode::InvalidArgument, &error.to_string()))?;
-    if embedded.is_some() && (session.is_some() || scores.is_some() || shift.is_some()) {
-        let text =
-            "an embedding is of one prompt alone: leave out the session, the scores and the context shift";
+    let wanted = embedding::Wanted::of(&request)?;
+    if wanted.is_some() && (session.is_some() || scores.is_some() || shift.is_some()) {
+        let text = "an embedding or a relevance is of one prompt alone: leave out the session, the scores and the context shift";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
+    let ranks = matches!(wanted, Some(embedding::Wanted::Relevance));
+    let document = request.document().ok().flatten().map(str::to_owned);
     let extras = prompt::extras(&request)?;
     let (marks, drafts) = (request.marks(), request.drafts());
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
@@ -71,15 +71,21 @@ pub(super) async fn run(
     let stopped = ticket.becomes(id, &model, arrived);
     let prepare = async {
         let earlier = session.as_ref().map(|session| session.earlier(&model));
-        let mut valid = prompt::prepare(call, model.clone(), prompt, extras, max_tokens, earlier).await?;
+        let mut valid = match document {
+            Some(document) => prompt::pair(call, model.clone(), prompt, document).await?,
+            None => prompt::prepare(call, model.clone(), prompt, extras, max_tokens, earlier).await?,
+        };
+        if wanted.is_none() {
+            embedding::refuse_answers(valid.lease.model())?;
+        }
         if let Some(session) = &mut session {
             session.asked(&mut valid)?;
         }
         if let Some(restores) = call.service().restores.get() {
             restores.bring(engine, call.peer().uid, valid.lease.model(), &valid.prompt).await;
         }
-        let pooler = match embedded {
-            Some(options) => Some(embedding::pooler(call, &valid.lease, options).await?),
+        let pooler = match wanted {
+            Some(wanted) => Some(embedding::pooler(call, &valid.lease, wanted).await?),
             None => None,
         };
         let steering = match pooler {
@@ -105,7 +111,7 @@ pub(super) async fn run(
         embedding: pooler,
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
-        max_tokens: if embedded.is_some() { 1 } else { valid.max_tokens },
+        max_tokens: if wanted.is_some() { 1 } else { valid.max_tokens },
         context_tokens: valid.context_tokens,
         drafts: drafts.into(),
         sampling,
@@ -126,7 +132,7 @@ pub(super) async fn run(
         let outcome = stream(call, responder, id, &stopped, first, session.as_mut(), &mut events).await?;
         check_whole(call, Arc::clone(&lease)).await?;
         let tokens = session.map(|session| session.commit(lease.model(), &outcome)).transpose()?;
-        Ok(end(outcome, seed, tokens.unwrap_or(0)))
+        Ok(end(outcome, seed, tokens.unwrap_or(0), ranks))
     };
     let answered: Result<GenerateEnd, Failure> = answered.await;
     let (uid, request) = (call.peer().uid, id.0);
@@ -300,7 +306,7 @@ fn item(batch: TokenBatch, first: First) -> GenerateItem {
     }
 }
 
-fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
+fn end(outcome: Outcome, seed: u64, session_tokens: u64, ranks: bool) -> GenerateEnd {
     let mut ext = wire::number_ext([
         (EXT_END_REUSED, outcome.reused_tokens.into()),
         (EXT_END_SESSION, session_tokens),
@@ -309,7 +315,8 @@ fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
         (EXT_END_ACCEPTED, outcome.accepted_tokens.into()),
     ]);
     if let Some(numbers) = &outcome.embedding {
-        ext.push((EXT_END_EMBEDDING, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()));
+        let key = if ranks { EXT_END_RELEVANCE } else { EXT_END_EMBEDDING };
+        ext.push((key, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()));
     }
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     GenerateEnd {

@@ -293,7 +293,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     }
 }
 
-/// Notes that only some models have: experts, scaled positions, that it is a copy, tool calls, and reasoning.
+/// Notes that only some models have: experts, scaled positions, that it is a copy, tool calls, reasoning, and what encoders compute.
 fn notes(model: &Model) -> Ext {
     let plan: &ExecutionPlan = &model.plan;
     let copy = model.copied.as_ref().map(|copy| {
@@ -321,12 +321,17 @@ fn notes(model: &Model) -> Ext {
         _ => None,
     };
     let thinking = model.thinking.get().cloned().flatten();
+    let encoder = plan.program.encoder().map(|encoder| match encoder.classifier {
+        None => "embeddings".to_owned(),
+        Some(_) => "embeddings, and the relevance of documents".to_owned(),
+    });
     let notes = [
         (wire::EXT_SHOW_EXPERTS, experts),
         (wire::EXT_SHOW_POSITIONS, positions),
         (wire::EXT_SHOW_COPY, copy),
         (wire::EXT_SHOW_CALLS, calls),
         (wire::EXT_SHOW_THINKING, thinking),
+        (wire::EXT_SHOW_ENCODER, encoder),
     ];
     notes.into_iter().filter_map(|(key, text)| Some((key, label(&text?).into_bytes()))).collect()
 }

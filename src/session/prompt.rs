@@ -141,6 +141,24 @@ pub(super) async fn prepare(
     call.text_work(bytes, |_| Ok(()), work).await
 }
 
+/// As [`prepare`], for a query, which is a text, and a document that the model reads after it.
+pub(super) async fn pair(
+    call: &Call,
+    name: String,
+    query: Prompt,
+    document: String,
+) -> Result<ValidRequest, Failure> {
+    let Prompt::Text(query) = query else {
+        return Err(failure(ErrorCode::InvalidArgument, "a query is text"));
+    };
+    let bytes = query.len().saturating_add(document.len());
+    let work = move |call: &Call, lease: Lease| {
+        let ids = lease.model().tokenizer.encode_pair(&query, &document);
+        valid_request(call, lease, ids, 1, false)
+    };
+    call.text_work(bytes, move |call| acquire(call, &name, None), work).await
+}
+
 /// The model of that name and the text's ids, if that takes about as long as one thread hop would. The user pays as for other
 /// texts.
 fn text_at_once(call: &Call, name: &str, text: &str, earlier: Option<&Earlier>) -> Option<(Lease, Vec<u32>)> {
@@ -192,8 +210,12 @@ fn valid_request(
     }
     let context_tokens = model.plan.context_length.min(service.settings.context_tokens);
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if prompt_tokens >= context_tokens {
+    // An encoder has no answer that needs room.
+    let encodes = model.plan.program.encoder().is_some();
+    if prompt_tokens >= context_tokens.saturating_add(encodes.into()) {
         let (own, limit) = (model.plan.context_length, service.settings.context_tokens);
+        let lacks =
+            if encodes { "an encoder reads a text whole" } else { "which leaves no room for an answer" };
         let (what, advice) = if of_session {
             ("the session with this prompt", "forget the session, start another,")
         } else {
@@ -201,7 +223,7 @@ fn valid_request(
         };
         let text = format!(
             "{what} has {prompt_tokens} tokens and the context has {context_tokens} (model {own}, limits.context_tokens \
-             {limit}), which leaves no room for an answer: {advice} or raise the limit"
+             {limit}), {lacks}: {advice} or raise the limit"
         );
         let error = failure(ErrorCode::PromptTooLong, &text);
         return Err(error

@@ -1,10 +1,12 @@
 //! Embeddings, in the APIs of OpenAI and Ollama.
 
 use rocmforge_client::wire::{EmbeddingOptions, GenerateRequest, Prompt};
+use rocmforge_gateway::Settings;
 use serde_json::{Value, json};
 
 use crate::door::Door;
-use crate::rig::TINY;
+use crate::forge;
+use crate::rig::{Rig, TINY};
 
 const TEXTS: [&str; 3] = ["Once upon a time", "there was a little girl", "The dog sat."];
 
@@ -83,6 +85,90 @@ fn ollamas_embeddings_are_the_daemons() {
     }
     let old = door.post("/api/embeddings", &json!({"model": model, "prompt": TEXTS[0]})).json();
     assert_eq!(numbers(&old["embedding"]), direct(&door, Prompt::Text(TEXTS[0].into()), false));
+}
+
+#[test]
+fn an_encoder_answers_in_both_apis_and_refuses_to_chat() {
+    let mut rig = Rig::idle();
+    for (name, forge) in forge::encoders() {
+        std::fs::write(rig.model(name), forge.build().bytes).unwrap();
+    }
+    rig.configure("[device]\nbackend = 'cpu'\n");
+    rig.run();
+    let door = Door::before(rig, "127.0.0.1:0", None, Settings::default());
+    let texts = ["the cat sat", "on the mat."];
+    for model in ["bert", "nomic-bert"] {
+        let openai = door.post("/v1/embeddings", &json!({"model": model, "input": texts})).json();
+        let ollama = door.post("/api/embed", &json!({"model": model, "input": texts})).json();
+        for (index, text) in texts.iter().enumerate() {
+            let request = GenerateRequest::new(model, Prompt::Text((*text).into()));
+            let want = door.rig.client().embed(&request).unwrap().values;
+            assert_eq!(numbers(&openai["data"][index]["embedding"]), want);
+            assert_eq!(numbers(&ollama["embeddings"][index]), want);
+        }
+        let shown = door.post("/api/show", &json!({"model": model})).json();
+        assert_eq!(shown["capabilities"], json!(["embedding"]));
+        let refused = door.post("/v1/completions", &json!({"model": model, "prompt": "the cat"}));
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!((400..500).contains(&refused.status) && message.contains("is an encoder"), "{message}");
+    }
+    door.rig.assert_idle();
+}
+
+#[test]
+fn documents_are_ranked_by_their_relevance() {
+    let mut rig = Rig::idle();
+    for (name, forge) in forge::rankers() {
+        std::fs::write(rig.model(name), forge.build().bytes).unwrap();
+    }
+    rig.configure("[device]\nbackend = 'cpu'\n");
+    rig.run();
+    let door = Door::before(rig, "127.0.0.1:0", None, Settings::default());
+    let (query, documents) = ("the cat", ["the cat sat on the mat.", "the sky", "x y z", "the cat"]);
+    let direct = |document: &str| {
+        let request = GenerateRequest::new("bert-ranker", Prompt::Text(query.into())).with_document(document);
+        let found = door.rig.client().rank(&request).unwrap();
+        (found.value, found.prompt_ids.len())
+    };
+    let mut want: Vec<_> = documents.iter().map(|document| direct(document).0).enumerate().collect();
+    want.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let tokens: usize = documents.iter().map(|document| direct(document).1).sum();
+    let body = |more: Value| {
+        let mut body = json!({"model": "bert-ranker", "query": query, "documents": documents});
+        more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+        body
+    };
+    for path in ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"] {
+        let all = door.post(path, &body(json!({"user": "u"}))).json();
+        assert_eq!((&all["model"], &all["object"]), (&json!("bert-ranker"), &json!("list")));
+        assert_eq!(all["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}));
+        let results = all["results"].as_array().unwrap();
+        assert_eq!(results.len(), documents.len());
+        for (result, (index, value)) in results.iter().zip(&want) {
+            assert_eq!(result["index"], *index);
+            assert_eq!(result["relevance_score"].as_f64().unwrap() as f32, *value);
+            assert_eq!(result.get("document"), None);
+        }
+    }
+    let objects: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
+    let two = json!({"top_n": 2, "return_documents": true, "documents": objects});
+    let two = door.post("/v1/rerank", &body(two)).json();
+    assert_eq!(two["results"].as_array().unwrap().len(), 2);
+    assert_eq!(two["results"][0]["document"]["text"], documents[want[0].0]);
+    for (more, field) in [
+        (json!({"documents": []}), "documents"),
+        (json!({"documents": [7]}), "documents[0]"),
+        (json!({"documents": ["a", {"title": "b"}]}), "documents[1].text"),
+        (json!({"query": null}), "query"),
+        (json!({"top_n": 0}), "top_n"),
+        (json!({"max_chunks_per_doc": 3}), "max_chunks_per_doc"),
+        (json!({"model": "tiny"}), "classifier"),
+    ] {
+        let refused = door.post("/v1/rerank", &body(more));
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!((400..500).contains(&refused.status) && message.contains(field), "{field}: {message}");
+    }
+    door.rig.assert_idle();
 }
 
 #[test]

@@ -176,10 +176,11 @@ LIMITS = {
     "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "SESSIONS": 64, "USERS": 1024, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
     "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024, "EVENTS": 64,
     "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096, "FORM": 65536, "EXTRAS": 524288, "EMBEDDING": 524288,
+    "DOCUMENT": 524288,
 }
 CRITICAL = 0x8000
-FORM, EXTRAS, EMBEDDING = 0x8002, 0x8004, 4
-KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005, 0x8006, 0x8007}, "GenerateEnd": {EMBEDDING}}
+FORM, EXTRAS, DOCUMENT, EMBEDDING = 0x8002, 0x8004, 0x8008, 4
+KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005, 0x8006, 0x8007, DOCUMENT}, "GenerateEnd": {EMBEDDING}}
 
 
 class Bad(Exception):
@@ -249,7 +250,8 @@ class Reader:
 
     def extension(self, known):
         key = self.number(2)
-        limit = LIMITS[{FORM: "FORM", EXTRAS: "EXTRAS", EMBEDDING: "EMBEDDING"}.get(key, "EXT") if key in known else "EXT"]
+        long = {FORM: "FORM", EXTRAS: "EXTRAS", DOCUMENT: "DOCUMENT", EMBEDDING: "EMBEDDING"}
+        limit = LIMITS[long.get(key, "EXT") if key in known else "EXT"]
         return [key, list(self.take(self.count(limit, "bytes")))]
 
     def extensions(self, known):

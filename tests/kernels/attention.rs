@@ -527,3 +527,33 @@ fn a_window_that_nothing_lies_before_is_none() {
     }
     assert!(all[1] == all[0] && all[2] == all[0]);
 }
+
+/// Rows that see later tokens too have the position of their text's end, all the same.
+#[test]
+fn rows_of_a_text_see_all_of_it() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    let lengths = [90, 33, 130];
+    for (kernel, bound, q, kv, dim) in [
+        (AttnPrefill::attn_prefill_f16_64, F16_BOUND, 3, 3, 64),
+        (AttnPrefill::attn_prefill_f16_128, F16_BOUND, 4, 2, 128),
+        (AttnPrefill::attn_prefill_f16_any, F32_BOUND, 2, 2, 32),
+    ] {
+        let heads = Heads { q, kv, dim };
+        let mut cache = Cache::<f16>::new(random, heads, &lengths);
+        let mut at = Vec::new();
+        for (sequence, length) in (0..).zip(lengths) {
+            cache.fill(random, sequence, length);
+            at.extend((0..length).map(|_| (sequence as u32, length as u32 - 1)));
+        }
+        let rows = Rows::new(random, heads, &at);
+        for shares in [1, 3] {
+            let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), shares, true);
+            rows.check(&cache, &got, bound);
+        }
+        let (kernel, at_once) = (AttnDecode::attn_decode_f16_any_1, 1);
+        let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
+        let got = decode.run(rig, &mut cache, false);
+        rows.check(&cache, &got, F32_BOUND);
+    }
+}

@@ -38,6 +38,7 @@ const SAYS_NOTHING: &[(&str, &str)] = &[
 /// the contradicting key.
 const SHAPES: &[&str] = &[
     "block_count",
+    "context_length",
     "embedding_length",
     "feed_forward_length",
     "expert_count",
@@ -53,10 +54,10 @@ const SHAPES: &[&str] = &[
     "rope.dimension_count",
 ];
 
-/// The first decoder of each supported architecture.
+/// The first decoder or encoder of each supported architecture.
 fn bases() -> Vec<(String, Forge)> {
     let mut seen = BTreeSet::new();
-    let all = forge::decoders().into_iter().chain(forge::newer_decoders());
+    let all = forge::decoders().into_iter().chain(forge::newer_decoders()).chain(forge::encoders());
     let named = all.map(|(_, forge)| (forge.architecture(), forge));
     named.filter(|(name, _)| seen.insert(name.clone())).collect()
 }
@@ -191,6 +192,7 @@ fn keys_with_values_that_change_nothing_are_let_through() {
                 "logit_scale" => &["granite", "granitemoe", "command-r", "cohere2"],
                 "attention.sliding_window" => &["gemma2", "gemma3", "cohere2", "gpt-oss"],
                 "expert_gating_func" => &["glm4moe", "minimax-m2"],
+                "pooling_type" => &["bert", "nomic-bert"],
                 _ => &[],
             };
             if other_values.contains(&architecture.as_str()) {

@@ -12,6 +12,7 @@ mod gpu;
 mod answers_on_gpu;
 mod decoders;
 mod dense;
+mod encoders;
 mod forward;
 mod greedy;
 mod invariance;

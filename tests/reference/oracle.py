@@ -3,9 +3,11 @@
 
     oracle.py OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
     oracle.py --decoders LIST OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
+    oracle.py --encoders OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
 
 With --decoders it writes OUT_DIR/LIST.json and LIST.logp, for the tests in decoders.rs: the exact log-probabilities of
-small files of F32 weights after the first tokens of one list; see `decoders` below. Else it writes OUT_DIR/NAME.json and
+small files of F32 weights after the first tokens of one list; see `decoders` below. With --encoders it writes
+OUT_DIR/encoders.json and encoders.rows, for the tests in encoders.rs: embeddings of such lists. Else it writes OUT_DIR/NAME.json and
 OUT_DIR/NAME.logp for each model. The reference is llama.cpp (the server inside the PyPI wheel `xllamacpp`) on a copy of
 the model whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as quantised, arithmetic in single
 precision. Flash attention is off, the KV cache is F32, and weights are not repacked. So configured it agrees with
@@ -38,6 +40,7 @@ STEP = 0.001       # nats; tests subtract half of it from their tolerance
 FLOOR = -15.0      # nats
 CONTEXT = 1024     # context of the oracle, in tokens
 GREEDY = 24        # tokens of continuation
+PAIRS = [["the cat", "the cat sat on the mat."], ["the cat", "the sky"], ["a dog?", "on, on, on!"], ["the", "x y z"]]
 LENGTHS = [1, 5, 17, 40, 120]  # of --decoders: before, at and past the files' "trained" context of 64
 ALIKE = 1e-4       # nats; limit between plain.py and llama.cpp without a GELU table
 TABLED = 2e-3      # the same with llama.cpp's GELU table: arguments fall on either side of a table step
@@ -47,13 +50,16 @@ HERE = pathlib.Path(__file__).resolve().parent
 def main():
     args = sys.argv[1:]
     stem = args[1] if args[0] == "--decoders" else None
-    out, work, *models = args[2:] if stem else args
+    encoding = args[0] == "--encoders"
+    out, work, *models = args[2:] if stem else args[1:] if encoding else args
     out, work = pathlib.Path(out), pathlib.Path(work)
     out.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     models = [(name, pathlib.Path(path)) for name, path in (m.split("=", 1) for m in models)]
     if stem:
         decoders(stem, models, out, work)
+    elif encoding:
+        encoders(models, out, work)
     else:
         prompts(models, out, work)
 
@@ -88,6 +94,53 @@ def decoders(list_name, models, out, work):
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
     body = ",\n".join("  " + json.dumps(model) for model in found)
     (out / f"{list_name}.json").write_text(f'{{\n{head} "models": [\n{body}\n ]\n}}\n', encoding="utf-8")
+
+
+def encoders(models, out, work):
+    """encoders.json: oracle, token ids, the numbers of them whose embedding is kept, and each model's sha256; encoders.rows:
+    for each model in order, for each of those counts, the embedding as it is, not of length 1: little-endian f32."""
+    ids = [(i * 37 + 11) % 256 + 3 for i in range(max(LENGTHS))]
+    packed, found, ranked = bytearray(), [], []
+    for name, path in models:
+        stem = work / name
+        if "ranker" in name:
+            ranked.append(rank(name, path, stem))
+            continue
+        subprocess.run([sys.executable, __file__, "--embed", str(path), str(stem), json.dumps(ids)], check=True)
+        rows = np.load(f"{stem}.npy")
+        exact, same, has_gelu = plain.embeddings(path, ids, LENGTHS)
+        off, off_same = (float(np.abs(rows - other).max()) for other in (exact, same))
+        print(f"{name}: llama.cpp is off by {off:.1e}, apart from its GELU table {off_same:.1e}", flush=True)
+        if off_same > (TABLED if has_gelu else ALIKE):
+            raise SystemExit(f"{name}: llama.cpp and plain.py disagree by {off_same:.1e}")
+        packed += exact.astype("<f4").tobytes()
+        found.append({"name": name, "sha256": sha256(path), "width": rows.shape[1], "llama_cpp_off": float(f"{off:.1e}"),
+                      "llama_cpp_off_beside_gelu": float(f"{off_same:.1e}")})
+    (out / "encoders.rows").write_bytes(packed)
+    facts = {
+        "made_by": "cargo xtask oracle --only encoders",
+        "oracle": f"plain.py, which agrees with llama.cpp in xllamacpp {importlib.metadata.version('xllamacpp')}",
+        "rows_sha256": hashlib.sha256(packed).hexdigest(),
+        "ids": ids,
+        "lengths": LENGTHS,
+    }
+    head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
+    body, more = (",\n".join("  " + json.dumps(model) for model in list) for list in (found, ranked))
+    text = f'{{\n{head} "models": [\n{body}\n ],\n "rankers": [\n{more}\n ]\n}}\n'
+    (out / "encoders.json").write_text(text, encoding="utf-8")
+
+
+def rank(name, path, stem):
+    """Scores of documents for queries, and the ids of both as one text."""
+    subprocess.run([sys.executable, __file__, "--rank", str(path), str(stem)], check=True)
+    texts, theirs = json.loads(pathlib.Path(f"{stem}.json").read_text(encoding="utf-8"))
+    exact, same = plain.scores(path, texts)
+    off, off_same = (max(abs(a - b) for a, b in zip(theirs, other)) for other in (exact, same))
+    print(f"{name}: llama.cpp is off by {off:.1e}, apart from its GELU table {off_same:.1e}", flush=True)
+    if off_same > TABLED:
+        raise SystemExit(f"{name}: llama.cpp and plain.py disagree by {off_same:.1e}")
+    return {"name": name, "sha256": sha256(path), "pairs": PAIRS, "ids": texts, "scores": [round(one, 7) for one in exact],
+            "llama_cpp_off": float(f"{off:.1e}"), "llama_cpp_off_beside_gelu": float(f"{off_same:.1e}")}
 
 
 def judged(name, path, ids, logp):
@@ -197,9 +250,12 @@ def in_subprocess(model, stem, how, *follow):
 class Engine:
     """llama.cpp's server in this process."""
 
-    def __init__(self, model, how, context):
+    def __init__(self, model, how, context, embedding=False, rerank=False):
         import xllamacpp as x
         p = x.CommonParams()
+        p.embedding = embedding
+        if rerank:
+            p.pooling_type = x.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
         p.model.path = model
         p.n_ctx, p.n_parallel, p.warmup, p.verbosity = context, 1, False, -1
         p.cpuparams.n_threads = p.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
@@ -237,6 +293,29 @@ def next_tokens(model, stem, ids):
     ids = json.loads(ids)
     engine = Engine(model, "exact", context_length(model))
     np.save(f"{stem}.npy", np.stack([engine.distribution(ids[:n]) for n in LENGTHS]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def embed(model, stem, ids):
+    ids = json.loads(ids)
+    engine = Engine(model, "exact", context_length(model), embedding=True)
+    body = [{"content": ids[:n], "embd_normalize": -1} for n in LENGTHS]
+    rows = [engine.post("/embedding", one)[0]["embedding"][0] for one in body]
+    np.save(f"{stem}.npy", np.array(rows, np.float64))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def ranks(model, stem):
+    engine = Engine(model, "exact", context_length(model), embedding=True, rerank=True)
+    def tokens(text):
+        return engine.post("/tokenize", {"content": text, "add_special": False})["tokens"]
+    begin, end = 2, 3
+    texts = [[begin, *tokens(query), end, *tokens(document), end] for query, document in PAIRS]
+    # Its /rerank leaves the last separator of a WordPiece pair out, with which models were trained. So it gets ids.
+    scores = [engine.post("/embedding", {"content": ids, "embd_normalize": -1})[0]["embedding"][0][0] for ids in texts]
+    pathlib.Path(f"{stem}.json").write_text(json.dumps([texts, scores]), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
 
@@ -293,5 +372,9 @@ if __name__ == "__main__":
         answer(*sys.argv[2:])
     elif sys.argv[1:2] == ["--next"]:
         next_tokens(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--embed"]:
+        embed(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--rank"]:
+        ranks(*sys.argv[2:])
     else:
         main()

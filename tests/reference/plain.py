@@ -37,6 +37,7 @@ class Decoder:
     adjacent = False    # rotated pairs: neighbours, or half of the rotated values apart
     pattern = None      # one of every so many layers has no window
     activation = staticmethod(silu)
+    both_ways = False   # a position sees later ones too
 
     def __init__(self, path, as_llama_cpp):
         from gguf import GGUFReader
@@ -47,7 +48,8 @@ class Decoder:
         self.as_llama_cpp = as_llama_cpp
         self.leave_out(self.ignored if as_llama_cpp else ())
         self.layers, self.width = self.key("block_count"), self.key("embedding_length")
-        self.heads, self.kv_heads = self.key("attention.head_count"), self.key("attention.head_count_kv")
+        self.heads = self.key("attention.head_count")
+        self.kv_heads = self.key("attention.head_count_kv", self.heads)
         self.head_dim = self.key("attention.key_length", self.width // self.heads)
         self.rotated = self.key("rope.dimension_count", self.head_dim)
         self.factor = self.key("rope.scaling.factor", 1.0)
@@ -82,7 +84,8 @@ class Decoder:
         back = np.arange(n)[:, None] - np.arange(n)
         window = self.key("attention.sliding_window") if self.local(layer) else n
         scores = self.scores(np.einsum("phd,shd->hps", q, k) * self.attention_scale())
-        weights = self.weights(at, np.where((back >= 0) & (back < window), scores, -np.inf))
+        seen = (back < window) & ((back >= 0) | self.both_ways)
+        weights = self.weights(at, np.where(seen, scores, -np.inf))
         return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
 
     def scores(self, x):
@@ -336,6 +339,46 @@ class Granite(Decoder):
         return x / self.key("logit_scale")
 
 
+class Bert(Starcoder2):
+    """An encoder: norms follow, and a text's rows are pooled."""
+    both_ways = True
+
+    def block(self, layer, at, x):
+        x = self.norm(at + "attn_output_norm", x + self.attention(layer, at, x))
+        return self.norm(at + "layer_output_norm", x + self.feed_forward(at, x))
+
+    def embedding(self, ids):
+        x = self.tensors["token_embd.weight"][ids]
+        if "token_types.weight" in self.tensors:
+            x = x + self.tensors["token_types.weight"][0]
+        x = self.norm("token_embd_norm", self.placed(x))
+        for layer in range(self.layers):
+            x = self.block(layer, f"blk.{layer}.", x)
+        return {1: x.mean(0), 2: x[0], 3: x[-1]}[self.key("pooling_type")]
+
+    def score(self, ids):
+        """Of a text, by the classifier of its first row."""
+        self.keys["bert.pooling_type"] = 2
+        x = self.embedding(ids)
+        x = np.tanh(self.linear("cls", x)) if "cls.weight" in self.tensors else x
+        return float(self.linear("cls.output", x).squeeze())
+
+    def placed(self, x):
+        return x + self.tensors["position_embd.weight"][:len(x)]
+
+    def rotate(self, layer, x):
+        return x
+
+
+class NomicBert(Bert):
+    rotate = Decoder.rotate
+    feed_forward = Decoder.feed_forward
+
+    def placed(self, x):
+        return x
+
+
+ENCODERS = {"bert": Bert, "nomic-bert": NomicBert}
 KNOWN = {"gemma2": Gemma2, "gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
          "granite": Granite, "phi3": Phi3, "gpt-oss": GptOss}
 GELU = (Gemma3, Starcoder2)
@@ -354,3 +397,19 @@ def answers(path, ids, lengths):
     exact, same = (kind(path, as_llama_cpp).logp(np.array(ids))[rows] for as_llama_cpp in (False, True))
     ignores = any(f"{name}.{key}" in fields for key in kind.ignored)
     return exact, same, issubclass(kind, GELU), ignores
+
+
+def embeddings(path, ids, lengths):
+    """Embeddings of the first of `lengths` ids: exact, and as llama.cpp computes them with its GELU table. Then whether it has
+    one."""
+    from gguf import GGUFReader
+    name = GGUFReader(path).fields["general.architecture"].contents()
+    models = [ENCODERS[name](path, as_llama_cpp) for as_llama_cpp in (False, True)]
+    exact, same = (np.stack([model.embedding(np.array(ids[:length])) for length in lengths]) for model in models)
+    return exact, same, name == "bert"
+
+
+def scores(path, texts):
+    """Scores of lists of ids by a classifier: exact, and as llama.cpp computes them with its GELU table."""
+    models = [Bert(path, as_llama_cpp) for as_llama_cpp in (False, True)]
+    return [[model.score(np.array(ids)) for ids in texts] for model in models]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 use rocmforge::backend::cpu::quant;
 use rocmforge::program::{
-    Activation, Builder, ExpertRange, Gating, NormKind, Op, PartKind, Program, Residence, RopeLayout,
+    Activation, Builder, ExpertRange, Gating, NormKind, Op, Output, PartKind, Program, Residence, RopeLayout,
     RopeScaling, RopeSpec, State, TensorId, ValueId,
 };
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
@@ -369,7 +369,7 @@ impl Small {
         w.norm(&self.output_norm, last, normed);
         let weight = w.tensor(&self.output);
         w.program.push(Op::Project { weight, bias: None, from: normed, out: logits, add: false });
-        (w.program.finish(logits).expect("the program was refused"), x)
+        (w.program.finish(Output::Logits(logits)).expect("the program was refused"), x)
     }
 }
 
@@ -432,7 +432,16 @@ impl Writer<'_> {
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(self.program.width(q));
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.program.push(Op::Attend { state, queries: q, scale, window: None, cap: None, sinks: None, out });
+        self.program.push(Op::Attend {
+            state,
+            queries: q,
+            scale,
+            window: None,
+            both_ways: false,
+            cap: None,
+            sinks: None,
+            out,
+        });
         self.push(&layer.attn_output, out, x, true);
     }
 

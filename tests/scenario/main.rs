@@ -18,6 +18,7 @@ mod device_memory;
 mod disks;
 mod drafts;
 mod embeddings;
+mod encoders;
 mod experts;
 mod fairness;
 mod faults;

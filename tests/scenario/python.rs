@@ -10,15 +10,17 @@ use rocmforge_client::wire::{
 use serde_json::{Value, json};
 
 use crate::common;
-use crate::forge::{Value as Meta, tiny_llama};
+use crate::forge::{Value as Meta, rankers, tiny_llama};
 use crate::packages;
 use crate::rig::{Rig, TINY, answer};
 
 const CHATTY: &str = "chatty";
 const ENDLESS: &str = "endless";
+const RANKER: &str = "bert-ranker";
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:";
 const PROMPT: &str = "ab";
 const TOKENS: u32 = 24;
+const DOCUMENTS: [&str; 2] = ["the cat sat on the mat", "ba"];
 
 /// The checker of types, and what builds the package.
 const PACKAGES: [&str; 2] = ["mypy==2.4.1", "setuptools==84.2.1"];
@@ -35,6 +37,8 @@ fn rig() -> Rig {
             .set("tokenizer.chat_template", Meta::string(TEMPLATE));
         std::fs::write(rig.model(name), model.build().bytes).unwrap();
     }
+    let (_, ranker) = rankers().into_iter().find(|(name, _)| *name == RANKER).unwrap();
+    std::fs::write(rig.model(RANKER), ranker.build().bytes).unwrap();
     rig.configure("[device]\nbackend = 'cpu'\n");
     rig.run();
     rig
@@ -62,10 +66,14 @@ fn expected(rig: &Rig, client: &Client) -> Value {
         logprobs.extend(item.logprobs.iter().filter(|_| of_the_prompt).map(|one| one.logprob));
     }
     let embed = |options| client.embed(&greedy(TINY, text()).with_embedding(options)).unwrap().values;
+    let rank = |document: &str| {
+        client.rank(&GenerateRequest::new(RANKER, text()).with_document(document)).unwrap().value
+    };
     // As f64, so that Python reads the same numbers.
     let numbers = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     json!({
         "chatty": CHATTY, "endless": ENDLESS, "tiny": TINY, "prompt": PROMPT, "tokens": TOKENS,
+        "ranker": RANKER, "documents": DOCUMENTS, "relevances": numbers(DOCUMENTS.map(rank).to_vec()),
         "tiny_path": rig.model(TINY), "pid": rig.pid(),
         "chat": {"text": chat.text, "ids": chat.ids, "prompt_ids": chat.prompt_ids},
         "story": story.text,

@@ -10,7 +10,7 @@ use crate::listen::{Address, DEFAULT_ADDRESS};
 const AFTER: &str = "\
 Served paths:
   OpenAI     GET /v1/models, POST /v1/chat/completions, POST /v1/completions,
-             POST /v1/embeddings, POST /v1/responses, GET and DELETE /v1/responses/ID
+             POST /v1/embeddings, POST /v1/rerank, POST /v1/responses, GET and DELETE /v1/responses/ID
   Anthropic  POST /v1/messages, POST /v1/messages/count_tokens
   Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate,
              /api/embed, /api/embeddings

@@ -24,6 +24,7 @@ mod ollama;
 mod openai;
 mod params;
 mod reply;
+mod rerank;
 mod routes;
 mod serve;
 mod steering;

@@ -17,7 +17,7 @@ use crate::api::Api;
 use crate::failure::Failure;
 use crate::params::Params;
 use crate::reply::{self, Body};
-use crate::{Gateway, anthropic, ollama, openai};
+use crate::{Gateway, anthropic, ollama, openai, rerank};
 
 /// Time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -266,6 +266,7 @@ enum Post {
     ChatCompletions,
     Completions,
     Embeddings,
+    Rerank,
     Responses,
     Messages,
     CountTokens,
@@ -282,6 +283,8 @@ impl Post {
             "/v1/chat/completions" => Some(Self::ChatCompletions),
             "/v1/completions" => Some(Self::Completions),
             "/v1/embeddings" => Some(Self::Embeddings),
+            // Clients of llama.cpp's server use all of these.
+            "/v1/rerank" | "/rerank" | "/v1/reranking" | "/reranking" => Some(Self::Rerank),
             "/v1/responses" => Some(Self::Responses),
             "/v1/messages" => Some(Self::Messages),
             "/v1/messages/count_tokens" => Some(Self::CountTokens),
@@ -305,6 +308,7 @@ impl Post {
             Self::ChatCompletions => openai::chat_completions(gateway, params, since).await,
             Self::Completions => openai::completions(gateway, params, since).await,
             Self::Embeddings => openai::embeddings(gateway, params).await,
+            Self::Rerank => rerank::rerank(gateway, params).await,
             Self::Responses => openai::respond(gateway, caller, params, since).await,
             Self::Messages => anthropic::messages(gateway, params, since).await,
             Self::CountTokens => anthropic::count_tokens(gateway, params, since).await,

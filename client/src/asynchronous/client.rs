@@ -8,7 +8,8 @@ use super::connection::{Connection, Generation};
 use crate::embedding::Embedding;
 use crate::error::ClientError;
 use crate::options::Options;
-use crate::wire::{Call, GenerateRequest};
+use crate::relevance::Relevance;
+use crate::wire::{Call, GenerateEnd, GenerateItem, GenerateRequest};
 
 /// Attempts to open a request where other tasks take the streams that were free a moment ago.
 const ATTEMPTS: usize = 8;
@@ -109,12 +110,30 @@ impl Client {
     /// # Errors
     /// As [`Client::generate`], and errors of the daemon.
     pub async fn embed(&self, request: &GenerateRequest) -> Result<Embedding, ClientError> {
-        let mut generation = self.generate(&Embedding::request(request)).await?;
+        let (items, end) = self.collected(&Embedding::request(request)).await?;
+        Embedding::of(items, end.as_ref())
+    }
+
+    /// How relevant the request's [document](GenerateRequest::with_document) is to its prompt.
+    ///
+    /// # Errors
+    /// As [`Client::generate`], and errors of the daemon.
+    pub async fn rank(&self, request: &GenerateRequest) -> Result<Relevance, ClientError> {
+        let (items, end) = self.collected(request).await?;
+        Relevance::of(items, end.as_ref())
+    }
+
+    /// All items of a request, and its end.
+    async fn collected(
+        &self,
+        request: &GenerateRequest,
+    ) -> Result<(Vec<GenerateItem>, Option<GenerateEnd>), ClientError> {
+        let mut generation = self.generate(request).await?;
         let mut items = Vec::new();
         loop {
             match generation.next_item().await {
                 Ok(Some(item)) => items.push(item),
-                Ok(None) => return Embedding::of(items, generation.end()),
+                Ok(None) => return Ok((items, generation.end().cloned())),
                 Err(error) => {
                     if error.is_unreachable() {
                         self.leave(generation.connection()).await;

@@ -225,16 +225,14 @@ pub enum Command {
         period: Option<u32>,
     },
     /// Find out why a GPU is used or not: what works, what is missing, how to fix it
-    #[command(
-        after_help = "The daemon checks in a separate process, with its own user, groups and confinement. That takes up to half a\n\
-            minute. The exit code is 0 whatever it finds.\n\n\
-            Examples:\n  rocmforge-client doctor\n  rocmforge-client doctor --json | jq '.gpus[] | select(.works)'"
-    )]
+    #[command(after_help = super::doctor::HELP)]
     Doctor,
     /// Print how likely a model finds a text
     Score(super::score::ScoreArguments),
     /// Print embeddings of texts
     Embed(super::embed::EmbedArguments),
+    /// Print documents in the order of their relevance to a query
+    Rank(super::rank::RankArguments),
     /// Print the token ids of a text
     Tokenize(TokenizeArguments),
     /// Print the text of token ids

@@ -15,6 +15,11 @@ use serde_json::json;
 use super::report::{Failure, Output};
 use super::tables;
 
+/// Help of the command, after its options.
+pub const HELP: &str = "The daemon checks in a separate process, with its own user, groups and confinement. That takes up to half a\n\
+    minute. The exit code is 0 whatever it finds.\n\n\
+    Examples:\n  rocmforge-client doctor\n  rocmforge-client doctor --json | jq '.gpus[] | select(.works)'";
+
 /// Members of this group may connect to the system's daemon.
 const USERS: &str = "rocmforge-users";
 

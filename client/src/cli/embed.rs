@@ -14,7 +14,7 @@ use super::{model_named, prompt};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Prints a line of numbers for each text. The numbers are the mean of the rows that the last layer leaves, or the row of\n\
-        the last token, after the model's last norm. Texts of similar meaning have a cosine near 1.\n\n\
+        the first or the last token, after the model's last norm. Texts of similar meaning have a cosine near 1.\n\n\
         Examples:\n  rocmforge-client embed MODEL 'The sky is blue.' 'Grass is green.'\n  rocmforge-client embed MODEL - < file.txt --json | jq .texts[0].embedding"
 )]
 pub struct EmbedArguments {
@@ -22,7 +22,8 @@ pub struct EmbedArguments {
     pub model: String,
     /// The texts; `-` or no text reads one from standard input
     pub texts: Vec<String>,
-    /// How the rows of a text's tokens become one; by default as the file says, and the last one if it says nothing
+    /// How the rows of a text's tokens become one; by default as the file says. If it says nothing: the mean for an encoder,
+    /// the last one for a decoder
     #[arg(long, value_enum)]
     pub pooling: Option<PoolingName>,
     /// Leave the length of the embedding as it is, instead of dividing by it
@@ -35,6 +36,8 @@ pub struct EmbedArguments {
 pub enum PoolingName {
     /// The mean of all rows
     Mean,
+    /// The row of the first token
+    First,
     /// The row of the last token
     Last,
 }
@@ -66,6 +69,7 @@ pub fn embed(client: &Client, arguments: &EmbedArguments) -> Result<Embedded, Fa
     let model = model_named(client, &arguments.model)?;
     let pooling = arguments.pooling.map(|name| match name {
         PoolingName::Mean => Pooling::Mean,
+        PoolingName::First => Pooling::First,
         PoolingName::Last => Pooling::Last,
     });
     let options = EmbeddingOptions { pooling, normalise: !arguments.raw };

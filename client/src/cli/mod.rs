@@ -12,6 +12,7 @@ mod near;
 mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
+mod rank;
 mod report;
 mod residency;
 mod run;
@@ -161,6 +162,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Doctor => return doctor::run(&client, &options.socket, output),
         Command::Score(score) => output.show(&score::score(&client, score)?, score::shown)?,
         Command::Embed(embed) => output.show(&embed::embed(&client, embed)?, embed::shown)?,
+        Command::Rank(rank) => output.show(&rank::rank(&client, rank)?, rank::shown)?,
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Bench(bench) => return bench::run(&client, &options, bench, output),

@@ -49,6 +49,7 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         ("hidden", reply.hidden.to_string()),
         ("heads", format!("{} x {}, {} for KV", reply.heads, reply.head_dim, reply.kv_heads)),
         ("feed-forward", if reply.ffn > 0 { reply.ffn.to_string() } else { String::new() }),
+        ("encoder of", printable(reply.encoder().unwrap_or_default())),
         ("experts", printable(reply.experts().unwrap_or_default())),
         ("positions", printable(reply.positions().unwrap_or_default())),
         ("vocabulary", format!("{} tokens, {}", reply.vocab, printable(&reply.tokenizer))),

@@ -5,8 +5,9 @@ use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
 use super::messages::{
-    EXT_CRITICAL, EXT_END_EMBEDDING, EXT_GENERATE_CHAT, EXT_GENERATE_EMBEDDING, EXT_GENERATE_FORM,
-    EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, EXT_GENERATE_SCORES, EXT_GENERATE_SESSION, Ext,
+    EXT_CRITICAL, EXT_END_EMBEDDING, EXT_GENERATE_CHAT, EXT_GENERATE_DOCUMENT, EXT_GENERATE_EMBEDDING,
+    EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, EXT_GENERATE_SCORES,
+    EXT_GENERATE_SESSION, Ext,
 };
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
@@ -75,6 +76,8 @@ pub mod limits {
     pub const FORM_BYTES_MAX: usize = 64 << 10;
     /// Bytes of the extension with a chat's tools, fields and variables.
     pub const CHAT_EXTRAS_BYTES_MAX: usize = 512 << 10;
+    /// Bytes of the extension with a document.
+    pub const DOCUMENT_BYTES_MAX: usize = 512 << 10;
     /// Tools of a chat.
     pub const TOOLS_MAX: usize = 128;
     /// Biases of a request; this many fit an extension.
@@ -90,7 +93,7 @@ pub mod limits {
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 7] = [
+const EXT_KNOWN: [(&str, u16); 8] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
@@ -98,6 +101,7 @@ const EXT_KNOWN: [(&str, u16); 7] = [
     ("GenerateRequest", EXT_GENERATE_SAMPLERS),
     ("GenerateRequest", EXT_GENERATE_SCORES),
     ("GenerateRequest", EXT_GENERATE_EMBEDDING),
+    ("GenerateRequest", EXT_GENERATE_DOCUMENT),
 ];
 
 /// A payload of the protocol.
@@ -207,6 +211,7 @@ pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
         let max = match (place.0, *key) {
             ("GenerateRequest", EXT_GENERATE_FORM) => limits::FORM_BYTES_MAX,
             ("GenerateRequest", EXT_GENERATE_CHAT) => limits::CHAT_EXTRAS_BYTES_MAX,
+            ("GenerateRequest", EXT_GENERATE_DOCUMENT) => limits::DOCUMENT_BYTES_MAX,
             ("GenerateEnd", EXT_END_EMBEDDING) => limits::EMBEDDING_BYTES_MAX,
             _ => limits::EXT_BYTES_MAX,
         };

@@ -1,4 +1,4 @@
-//! Causal attention of a step's rows over the KV pages of their sequences: one-pass softmax, f32 throughout.
+//! Attention of a step's rows over the KV pages of their sequences: one-pass softmax, f32 throughout.
 //!
 //! A row's tokens are cut into splits. Their length depends only on how many tokens the row attends to. Each split
 //! gives a greatest score, a sum and weighted values; these are merged in rising order. With few workers, one worker
@@ -55,6 +55,8 @@ pub struct Problem<'a> {
     pub scale: f32,
     /// Positions that a row sees, including its own: at least 1.
     pub window: usize,
+    /// A row sees all positions that its sequence has in the step, and those before.
+    pub both_ways: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
     /// A sink for each query head, or none. Its power is part of a head's sum.
@@ -64,8 +66,13 @@ pub struct Problem<'a> {
 impl Problem<'_> {
     /// Positions that a row sees.
     fn visible(&self, row: usize) -> Range<usize> {
-        let end = self.step.len(row);
+        let end = self.end(row);
         end.saturating_sub(self.window)..end
+    }
+
+    /// The end of the positions that a row sees.
+    fn end(&self, row: usize) -> usize {
+        if self.both_ways { self.step.text_len(row) } else { self.step.len(row) }
     }
 }
 
@@ -114,8 +121,7 @@ impl Partials {
             need_bytes: (len as u64).saturating_mul(size_of::<f32>() as u64),
         };
         let len = items.checked_mul(item_len).ok_or_else(|| refused(usize::MAX))?;
-        let more = len.saturating_sub(self.values.len());
-        self.values.try_reserve(more).map_err(|_| refused(len))?;
+        self.values.try_reserve(len.saturating_sub(self.values.len())).map_err(|_| refused(len))?;
         self.values.resize(len, 0.0);
         Ok(&mut self.values)
     }
@@ -161,7 +167,8 @@ pub fn attend(
 ) -> Result<Option<usize>, BackendError> {
     let Phase { pool, workers, slices, stretch } = phase;
     let tiles = p.tiles.len() * p.layout.heads;
-    let many_splits = p.step.splits.len() > p.step.rows();
+    // The step's splits end at each row's own position.
+    let many_splits = !p.both_ways && p.step.splits.len() > p.step.rows();
     // Fewer tiles would leave workers idle at the end; more items would make the partial results large.
     if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
         attend_by_split(level, p, pool, workers, partials, out)?;
@@ -234,11 +241,10 @@ fn tile<E: KvElement, S: Simd>(
     scratch: &mut AttentionScratch,
     mut out: Block<'_>,
 ) {
-    let layout = p.layout;
-    let (head_dim, stride) = (layout.head_dim, layout.head_stride);
+    let (head_dim, stride) = (p.layout.head_dim, p.layout.head_stride);
     let kv_head = out.cols().start / (p.group * head_dim);
     let queries = rows.len() * p.group;
-    let longest = p.step.len(rows.end - 1);
+    let longest = p.end(rows.end - 1);
     let split = split_len(longest);
     let first = p.visible(rows.start).start / split * split;
     load_queries(p, rows.clone(), kv_head, scratch);
@@ -299,8 +305,7 @@ fn merge_row_lanes<S: Simd>(
     scratch: &mut AttentionScratch,
     out: &mut [f32],
 ) {
-    let layout = p.layout;
-    let (head_dim, stride) = (layout.head_dim, layout.head_stride);
+    let (head_dim, stride) = (p.layout.head_dim, p.layout.head_stride);
     let heads = p.layout.heads * p.group;
     scratch.total.reset(heads, stride);
     // Splits that end before the row's window take no part.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::experts::{ChoiceSpec, ExpertSet};
-use crate::program::{Activation, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId};
+use crate::program::{Activation, NormKind, Op, Program, RopeId, Rows, StateId, TableRow, TensorId, ValueId};
 
 /// The columns of a plane that hold a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,8 @@ pub enum RowOp {
 pub enum Unit {
     /// See [`Op::Embed`].
     Embed { table: TensorId, scale: f32, out: Place },
+    /// See [`Op::AddRow`].
+    AddRow { table: TensorId, row: TableRow, out: Place },
     /// See [`Op::Take`].
     Take { from: Place, out: Place },
     /// Projections of one input. Their outputs lie side by side in a plane of their own, or a single output is added.
@@ -114,6 +116,7 @@ pub enum Unit {
         queries: Place,
         scale: f32,
         window: usize,
+        both_ways: bool,
         cap: Option<f32>,
         sinks: Option<TensorId>,
         out: Place,
@@ -184,7 +187,9 @@ impl<'a> Outline<'a> {
         let count = program.values().len();
         let (mut readers, mut writers) = (vec![0; count], vec![0; count]);
         let (mut projected, mut precise) = (vec![false; count], vec![false; count]);
-        precise[program.logits().0 as usize] = true;
+        if let Some(logits) = program.logits() {
+            precise[logits.0 as usize] = true;
+        }
         for op in program.parts().iter().flat_map(|part| &part.ops) {
             for (value, access) in op.values() {
                 let value = value.0 as usize;
@@ -367,7 +372,7 @@ impl Bound {
         }
         let of = |value: u32| places.of[value as usize].map(|_| place(&outline, &places, ValueId(value)));
         bound.places = (0..program.values().len() as u32).map(of).collect();
-        bound.logits = bound.place(program.logits());
+        bound.logits = program.logits().and_then(|logits| bound.place(logits));
         bound
     }
 
@@ -521,16 +526,17 @@ impl Maker<'_, '_> {
         let one = std::slice::from_ref(op);
         Some(match *op {
             Op::Embed { table, scale, out } => Unit::Embed { table, scale, out: self.place(out) },
+            Op::AddRow { table, row, out } => Unit::AddRow { table, row, out: self.place(out) },
             Op::Take { from, out } => Unit::Take { from: self.place(from), out: self.place(out) },
             Op::Project { .. } => self.product(one, 0)?,
             Op::Store { state, keys, values } => {
                 Unit::Store { state, keys: self.place(keys), values: self.place(values) }
             }
-            Op::Attend { state, queries, scale, window, cap, sinks, out } => {
+            Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out } => {
                 let group = self.group(state, queries);
                 let (queries, out) = (self.place(queries), self.place(out));
                 let window = window.map_or(usize::MAX, |window| window as usize);
-                Unit::Attend { state, group, queries, scale, window, cap, sinks, out }
+                Unit::Attend { state, group, queries, scale, window, both_ways, cap, sinks, out }
             }
             Op::Route { logits, bias, out, .. } => {
                 Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }

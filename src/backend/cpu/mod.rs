@@ -47,6 +47,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(super) use compute::append_values;
 use compute::{Compute, Worker};
 use model::OpenModel;
 use pool::Pool;

@@ -15,7 +15,7 @@ use super::rope::RopeTable;
 use super::row_ops;
 use super::slices::Stretch;
 use crate::backend::{BackendError, DeviceTensor, Progress, Weights};
-use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
+use crate::program::{NormKind, Program, RopeId, StateId, TableRow, TensorId};
 
 /// Runs the remaining units of a part, or some of them.
 ///
@@ -64,6 +64,7 @@ fn run_unit(
         Unit::Embed { table, scale, out } => {
             embed(model, host(&model.program.clone(), *table)?, *scale, *out)?
         }
+        Unit::AddRow { table, row, out } => add_row(model, &weights.tensor(*table)?.tensor, *row, *out)?,
         Unit::Take { from, out } => take(model, *from, *out),
         Unit::Product { input, parts, out, add } => {
             return product(compute, model, (input, parts, *out, *add), weights, until);
@@ -80,7 +81,7 @@ fn run_unit(
         }
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
-        Unit::Attend { state, group, queries, scale, window, cap, sinks, out } => {
+        Unit::Attend { state, group, queries, scale, window, both_ways, cap, sinks, out } => {
             let stride = model.values.planes[queries.plane].cols();
             let sinks = small(weights, *sinks)?;
             let mut result =
@@ -95,6 +96,7 @@ fn run_unit(
                 group: *group,
                 scale: *scale,
                 window: *window,
+                both_ways: *both_ways,
                 cap: *cap,
                 sinks: &sinks,
             };
@@ -151,6 +153,30 @@ fn embed(
         if scale != 1.0 {
             values.iter_mut().for_each(|x| *x *= scale);
         }
+    }
+    Ok(())
+}
+
+/// Adds a row of the table to each row.
+fn add_row(
+    model: &mut OpenModel,
+    table: &crate::tensor::LazyTensor,
+    row: TableRow,
+    out: Place,
+) -> Result<(), BackendError> {
+    let bytes = table.bytes();
+    let row_bytes = bytes.len() / (table.shape().rows() as usize).max(1);
+    let mut values = vec![0.0; out.width];
+    for number in 0..model.step.rows() {
+        let at = match row {
+            TableRow::Position => model.step.positions[number] as usize,
+            TableRow::First => 0,
+        };
+        let bytes = bytes.get(at * row_bytes..(at + 1) * row_bytes);
+        let bytes = bytes.ok_or(BackendError::Batch("a position is past the end of the model's table"))?;
+        quant::dequantize_row(table.dtype(), bytes, &mut values)
+            .map_err(|error| BackendError::Internal(error.to_string()))?;
+        model.values.row_mut(out, number).iter_mut().zip(&values).for_each(|(x, value)| *x += value);
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub struct Step {
     pub positions: Vec<u32>,
     /// Index of each row's page table.
     sequences: Vec<u32>,
+    /// Tokens up to the last row of each sequence, by page table.
+    text_lens: Vec<u32>,
     page_tables: Vec<u32>,
     page_table_stride: usize,
     /// Rows that ask for logits.
@@ -54,6 +56,11 @@ impl Step {
         self.positions[row] as usize + 1
     }
 
+    /// Tokens up to the last row of a row's sequence in this step.
+    pub fn text_len(&self, row: usize) -> usize {
+        self.text_lens[self.sequences[row] as usize] as usize
+    }
+
     /// Runs of rows that attention computes together when `group` query heads share a KV head.
     pub fn tiles(&self, group: usize) -> &[Range<usize>] {
         self.tiles.iter().find(|(of, _)| *of == group).map_or(&[], |(_, tiles)| tiles)
@@ -80,6 +87,10 @@ impl Step {
         self.page_tables.extend_from_slice(batch.page_tables);
         self.page_table_stride = batch.page_table_stride;
         self.logits_rows.extend_from_slice(batch.logits_rows);
+        self.text_lens.resize(batch.page_tables.len() / batch.page_table_stride.max(1), 0);
+        for (sequence, position) in self.sequences.iter().zip(&self.positions) {
+            self.text_lens[*sequence as usize] = position.saturating_add(1); // they rise
+        }
         let placed = self.place_rows(kv);
         if placed.is_err() {
             self.clear();
@@ -96,6 +107,7 @@ impl Step {
         self.token_ids.clear();
         self.positions.clear();
         self.sequences.clear();
+        self.text_lens.clear();
         self.page_tables.clear();
         self.logits_rows.clear();
         self.places.clear();

@@ -49,7 +49,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let normed = w.norm("attention norm", "attn_norm", rms, x);
         let qkv = w.qkv(heads, normed, Presence::Never);
         w.rotate(heads, [rope, rope], qkv);
-        let how = Attention { scale, window: windows.of(layer), cap: score_cap, sinks: None };
+        let how = Attention { cap: score_cap, ..Attention::of(scale, windows.of(layer)) };
         let attended = w.store_and_attend(heads, qkv, how);
         w.add_normed_halves(rms, attended, x, sizes.ffn);
     }

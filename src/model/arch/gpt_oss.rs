@@ -33,7 +33,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         let qkv = w.qkv(heads, normed, Presence::Required);
         w.rotate(heads, [rope, rope], qkv);
         let sinks = Some(w.sinks(heads));
-        let how = Attention { scale: heads.scale(), window: windows.of(layer), cap: None, sinks };
+        let how = Attention { sinks, ..Attention::of(heads.scale(), windows.of(layer)) };
         let attended = w.store_and_attend(heads, qkv, how);
         w.add_projection("attention output", "attn_output", attended, x, Presence::Required);
         let normed = w.norm("feed-forward norm", "post_attention_norm", rms, x);

@@ -7,6 +7,9 @@ use std::ops::RangeInclusive;
 use crate::model::gguf::{Array, Gguf, Value};
 use crate::model::plan::PlanError;
 
+/// Most token types: BERT has 2.
+const TOKEN_TYPES_MAX: u64 = 1 << 16;
+
 /// The keys `PREFIX.*` of a file, with a record of those that were read.
 pub(super) struct Metadata<'a> {
     gguf: &'a Gguf,
@@ -38,6 +41,19 @@ impl<'a> Metadata<'a> {
         })
     }
 
+    /// Rows of the token type table: `tokenizer.ggml.token_type_count`, 0 without it.
+    pub fn token_types(&self) -> Result<usize, PlanError> {
+        let key = "tokenizer.ggml.token_type_count";
+        match (self.gguf.get(key), self.gguf.unsigned(key)) {
+            (None, _) => Ok(0),
+            (_, Some(value @ 0..=TOKEN_TYPES_MAX)) => Ok(value as usize),
+            (_, Some(value)) => {
+                Err(PlanError::Range { key: key.to_owned(), value, min: 0, max: TOKEN_TYPES_MAX })
+            }
+            (_, None) => Err(PlanError::Key { key: key.to_owned(), want: "an unsigned integer" }),
+        }
+    }
+
     /// A required count within `range`.
     pub fn count(&self, name: &str, range: RangeInclusive<u64>) -> Result<usize, PlanError> {
         self.count_if_there(name, range)?
@@ -66,6 +82,14 @@ impl<'a> Metadata<'a> {
     pub fn ignore_if(&self, name: &str, is_so: impl Fn(f32) -> bool) {
         let key = self.key(name);
         if self.gguf.float(&key).is_some_and(is_so) {
+            self.read.borrow_mut().insert(key);
+        }
+    }
+
+    /// Marks an array as read that has one text at most.
+    pub fn ignore_one_text(&self, name: &str) {
+        let key = self.key(name);
+        if self.gguf.strings(&key).is_some_and(|texts| texts.len() <= 1) {
             self.read.borrow_mut().insert(key);
         }
     }

@@ -3,6 +3,7 @@
 //! To add an architecture, add a file here that writes its program, and a row in `ARCHITECTURES`. CONTRIBUTING.md lists
 //! the other files, in order. Shared steps are functions of `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
 
+mod bert;
 mod command_r;
 mod ernie4_5;
 mod exaone4;
@@ -37,7 +38,7 @@ use writer::Writer;
 
 use super::files::ModelFiles;
 use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
-use crate::program::ValueId;
+use crate::program::{Classifier, Encoder, Output, ValueId};
 
 /// Result of an architecture: its logits, sizes and context length.
 struct Written {
@@ -47,6 +48,18 @@ struct Written {
     shape: Shape,
     /// Context length in tokens, as stated in the file.
     context: u32,
+}
+
+/// Result of an encoder's architecture.
+struct Encoded {
+    /// The value that the last layer leaves.
+    rows: ValueId,
+    /// Sizes for display.
+    shape: Shape,
+    /// Most tokens of a text.
+    context: u32,
+    /// Scores texts.
+    classifier: Option<Classifier>,
 }
 
 /// An architecture: its `general.architecture`, which is also the prefix of its keys, and the writer of its program.
@@ -84,16 +97,34 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "starcoder2", write: starcoder2::write },
 ];
 
+/// An architecture of encoders, as [`Architecture`].
+struct EncoderArchitecture {
+    name: &'static str,
+    write: fn(&mut Writer<'_>) -> Result<Encoded, PlanError>,
+}
+
+/// All supported architectures of encoders.
+const ENCODERS: &[EncoderArchitecture] = &[
+    EncoderArchitecture { name: "bert", write: bert::write },
+    EncoderArchitecture { name: "nomic-bert", write: bert::write_nomic },
+];
+
 /// The plan of a model whose vocabulary has `vocab` tokens.
 pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, PlanError> {
     let name = files.header().string("general.architecture").ok_or(PlanError::NoArchitecture)?;
+    if let Some(architecture) = ENCODERS.iter().find(|a| a.name == name) {
+        let mut writer = Writer::new(files, architecture.name, vocab);
+        let Encoded { rows, shape, context, classifier } = (architecture.write)(&mut writer)?;
+        let result = Output::Rows(Encoder { rows, text_rows: context, classifier });
+        return writer.finish(architecture.name, result, shape, context);
+    }
     let Some(architecture) = ARCHITECTURES.iter().find(|a| a.name == name) else {
-        let supported = ARCHITECTURES.iter().map(|a| a.name).collect();
+        let supported = ARCHITECTURES.iter().map(|a| a.name).chain(ENCODERS.iter().map(|a| a.name)).collect();
         return Err(PlanError::Architecture { found: excerpt(name), supported });
     };
     let mut writer = Writer::new(files, architecture.name, vocab);
     let Written { logits, shape, context } = (architecture.write)(&mut writer)?;
-    writer.finish(architecture.name, logits, shape, context)
+    writer.finish(architecture.name, Output::Logits(logits), shape, context)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sizes common to all decoders, each read within limits that keep later arithmetic from overflowing.
+//! Sizes common to all architectures, each read within limits that keep later arithmetic from overflowing.
 
 use super::experts::Experts;
 use super::metadata::Metadata;
@@ -16,7 +16,7 @@ pub(super) const HEAD_DIM_MAX: u64 = 1024; // 256 in the widest
 const VOCAB_MAX: u64 = 1 << 22; // 262,144 in the widest
 const CONTEXT_MAX: u64 = 1 << 30; // positions are u32
 
-/// Sizes of a decoder.
+/// Sizes of a decoder or an encoder.
 pub(super) struct Sizes {
     /// Context length in tokens, as stated in the file.
     pub context: u32,
@@ -33,8 +33,23 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Reads the sizes from the metadata.
+    /// Reads a decoder's sizes from the metadata.
     pub fn read(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
+        if metadata.flag_if_there("attention.causal")? == Some(false) {
+            return Err(metadata.unsupported("non-causal attention (attention.causal)"));
+        }
+        Self::of(metadata, vocab)
+    }
+
+    /// Reads an encoder's sizes from the metadata.
+    pub fn of_encoder(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
+        if metadata.flag_if_there("attention.causal")? == Some(true) {
+            return Err(metadata.unsupported("causal attention (attention.causal)"));
+        }
+        Self::of(metadata, vocab)
+    }
+
+    fn of(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
         let context = metadata.count("context_length", 1..=CONTEXT_MAX)? as u32;
         let blocks = metadata.count("block_count", 1..=LAYERS_MAX)?;
         let unused = metadata.count_if_there("nextn_predict_layers", 0..=blocks as u64 - 1)?.unwrap_or(0);
@@ -44,9 +59,6 @@ impl Sizes {
         let keys = metadata.count_if_there("attention.head_count_kv", 1..=HEADS_MAX)?.unwrap_or(queries);
         if !queries.is_multiple_of(keys) {
             return Err(PlanError::HeadGroups { heads: queries, kv_heads: keys });
-        }
-        if metadata.flag_if_there("attention.causal")? == Some(false) {
-            return Err(metadata.unsupported("non-causal attention (attention.causal)"));
         }
         let dim = head_dim(metadata, hidden, queries)?;
         metadata.ignore_if("attention.scale", |scale| (scale * (dim as f32).sqrt() - 1.0).abs() < 1e-6);
@@ -92,7 +104,7 @@ pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, Plan
 }
 
 impl Shape {
-    /// The shape of a decoder. `ffn` is the width of dense feed-forward layers, or 0 where it has none.
+    /// The shape of a model. `ffn` is the width of dense feed-forward layers, or 0 where it has none.
     pub(super) fn new(sizes: &Sizes, ffn: usize, experts: Option<&Experts>) -> Self {
         Self {
             hidden: sizes.hidden,

@@ -248,7 +248,8 @@ fn combinations_without_a_computation_are_refused_by_key() {
 #[test]
 fn unknown_architectures_are_named() {
     let other = Forge::llama().with("general.architecture", Meta::Text("mamba"));
-    let supported: Vec<&str> = super::ARCHITECTURES.iter().map(|a| a.name).collect();
+    let encoders = super::ENCODERS.iter().map(|a| a.name);
+    let supported: Vec<&str> = super::ARCHITECTURES.iter().map(|a| a.name).chain(encoders).collect();
     let readme = include_str!("../../../README.md");
     for name in &supported {
         assert!(readme.contains(&format!("`{name}`")), "README.md does not list {name}");

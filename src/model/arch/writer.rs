@@ -12,8 +12,8 @@ use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
-    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Residence, RopeId, RopeSpec, State, TensorId,
-    ValueId,
+    Activation, Builder, Classifier, Encoder, ExpertRange, Linear, NormKind, Op, Output, PartKind, Residence,
+    RopeId, RopeSpec, State, TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -82,8 +82,16 @@ pub(super) struct Qkv {
 pub(super) struct Attention {
     pub scale: f32,
     pub window: Option<u32>,
+    pub both_ways: bool,
     pub cap: Option<f32>,
     pub sinks: Option<TensorId>,
+}
+
+impl Attention {
+    /// Attention to earlier positions with plain scores.
+    pub fn of(scale: f32, window: Option<u32>) -> Self {
+        Self { scale, window, both_ways: false, cap: None, sinks: None }
+    }
 }
 
 /// A program under construction, written from a file's header.
@@ -124,6 +132,13 @@ impl<'a> Writer<'a> {
         let out = self.program.value(hidden);
         self.program.push(Op::Embed { table, scale, out });
         out
+    }
+
+    /// Adds rows of a table of `rows` rows, `STEM.weight`, to `out`, which the token embeddings began.
+    pub fn add_row(&mut self, role: &'static str, stem: &str, rows: usize, row: TableRow, out: ValueId) {
+        let want = Want::Matrix { rows, cols: self.program.width(out) };
+        let table = self.required(role, &format!("{stem}.weight"), want);
+        self.program.push(Op::AddRow { table, row, out });
     }
 
     /// Adds a rotary embedding to the first part, with the file's frequency divisors if it has any.
@@ -349,7 +364,7 @@ impl<'a> Writer<'a> {
 
     /// As [`Writer::attend`], with queries and keys that were rotated before.
     pub fn attend_rotated(&mut self, heads: Heads, qkv: Qkv, scale: f32, window: Option<u32>) -> ValueId {
-        self.store_and_attend(heads, qkv, Attention { scale, window, cap: None, sinks: None })
+        self.store_and_attend(heads, qkv, Attention::of(scale, window))
     }
 
     /// As [`Writer::attend_rotated`], with all attributes.
@@ -358,8 +373,8 @@ impl<'a> Writer<'a> {
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
-        let Attention { scale, window, cap, sinks } = how;
-        self.program.push(Op::Attend { state, queries: q, scale, window, cap, sinks, out });
+        let Attention { scale, window, both_ways, cap, sinks } = how;
+        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, sinks, out });
         out
     }
 
@@ -478,6 +493,27 @@ impl<'a> Writer<'a> {
         self.project("shared expert's down projection", "ffn_down_shexp", gated, hidden, Presence::Never)
     }
 
+    /// Writes the last part of an encoder, which has no operations: its classifier, if the file has one.
+    pub fn classifier(&mut self, hidden: usize) -> Option<Classifier> {
+        self.program.part(PartKind::Head);
+        self.prefix.clear();
+        if !self.has("cls.output.weight") {
+            return None;
+        }
+        let output = self.classifier_layer("classifier", "cls.output", 1, hidden);
+        let dense = self.has("cls.weight");
+        let dense = dense.then(|| self.classifier_layer("classifier's first layer", "cls", hidden, hidden));
+        Some(Classifier { dense, output })
+    }
+
+    fn classifier_layer(&mut self, role: &'static str, stem: &str, rows: usize, cols: usize) -> Linear {
+        let want = Want::Matrix { rows, cols };
+        let weight = self.tensors.required(role, &format!("{stem}.weight"), want);
+        let bias = self.tensors.optional(role, &format!("{stem}.bias"), Want::Vector(rows));
+        let bias = bias.map(|bias| self.put(Some(bias), Residence::Host));
+        Linear { weight: self.put(weight, Residence::Host), bias }
+    }
+
     /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no
     /// output matrix.
     pub fn head(&mut self, norm: Norm, x: ValueId) -> ValueId {
@@ -529,18 +565,19 @@ impl<'a> Writer<'a> {
     pub fn finish(
         self,
         name: &'static str,
-        logits: ValueId,
+        result: Output,
         shape: Shape,
         context_length: u32,
     ) -> Result<ExecutionPlan, PlanError> {
         self.tensors.finish(name)?;
-        let pooling = self.metadata.count_if_there("pooling_type", 0..=3)?.map_or(0, |number| number as u64);
+        let pooling = self.metadata.count_if_there("pooling_type", 0..=4)?.map_or(0, |number| number as u64);
+        let scores = matches!(result, Output::Rows(Encoder { classifier: Some(_), .. }));
         let wanted = Pooling::of_file(pooling);
-        if pooling != 0 && wanted.is_none() {
-            return Err(self.metadata.unsupported("the first token's row as embedding (pooling_type = 2)"));
+        if pooling != 0 && wanted.is_none() && !scores {
+            return Err(self.metadata.unsupported("scores and no classifier, cls.output (pooling_type = 4)"));
         }
         super::unread_keys::check(&self.metadata, shape.hidden, context_length)?;
-        let program = self.program.finish(logits)?;
+        let program = self.program.finish(result)?;
         Ok(ExecutionPlan {
             architecture: name.to_owned(),
             program: Arc::new(program),

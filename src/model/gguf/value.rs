@@ -296,6 +296,18 @@ impl<'g> FromValue<'g> for &'g [f32] {
     }
 }
 
+/// Bytes; an array of signed ones has the same bits.
+impl<'g> FromValue<'g> for &'g [u8] {
+    const EXPECTED: &'static str = "an array of bytes";
+    fn from_value(value: &'g Value) -> Option<Self> {
+        match value {
+            Value::Array(Array::U8(bytes)) => Some(bytes),
+            Value::Array(Array::I8(bytes)) => Some(zerocopy::IntoBytes::as_bytes(bytes.as_slice())),
+            _ => None,
+        }
+    }
+}
+
 impl<'g> FromValue<'g> for &'g [i32] {
     const EXPECTED: &'static str = "an array of i32";
     fn from_value(value: &'g Value) -> Option<Self> {

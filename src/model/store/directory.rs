@@ -1,4 +1,4 @@
-//! Scans the model directories for model files.
+//! The models found in the directories, and the facts of a file that need no opening.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 use unicode_properties::{GeneralCategory, UnicodeGeneralCategory};
 
-use super::shards::{Shard, Shards};
 use super::{NAME_BYTES_MAX, NAMES_MAX};
 
 /// A model in a directory: a `.gguf` file, or the parts of a split one.
@@ -170,52 +169,6 @@ impl Look {
     }
 }
 
-/// The models of one directory, at most [`NAMES_MAX`] + 1, and the number of further files with invalid names. Opens no
-/// file. `alive` is called before each step with the device that it asks, if that is known.
-pub(super) fn read(directory: &Path, alive: &dyn Fn(Option<u64>)) -> Found {
-    let (mut entries, mut parts) = (BTreeMap::new(), Shards::default());
-    let mut nameless = 0;
-    alive(None);
-    let mut items = std::fs::read_dir(directory)?;
-    let device = rustix::fs::stat(directory)?.st_dev;
-    loop {
-        alive(Some(device));
-        let Some(item) = items.next().transpose()? else { break };
-        let path = item.path();
-        if path.extension().is_none_or(|extension| extension != "gguf") {
-            continue;
-        }
-        let Some(name) = name_of(&path) else {
-            nameless += 1;
-            continue;
-        };
-        // The file of a link may be anywhere.
-        let is_link = item.file_type().is_ok_and(|kind| kind.is_symlink());
-        match Shard::of(&name) {
-            Some(part) => parts.add(&part, path),
-            None => {
-                alive((!is_link).then_some(device));
-                entries.insert(name, inspect(vec![path]));
-            }
-        }
-        if entries.len() + parts.models() > NAMES_MAX {
-            break;
-        }
-    }
-    alive(None);
-    for (name, entry) in parts.entries() {
-        alive(None);
-        entries.entry(name).or_insert(entry);
-    }
-    Ok((entries, nameless))
-}
-
-/// A model's name: the file's name without `.gguf`. `None` for other files and invalid names.
-fn name_of(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
-    is_name(name).then(|| name.to_owned())
-}
-
 /// True for a valid model name: one that readers can tell from others. No character of it shows nothing, steers a terminal
 /// or turns the text around, and U+0020 is its only white space, inside.
 pub(super) fn is_name(name: &str) -> bool {
@@ -263,7 +216,7 @@ fn inspect_file(path: &Path) -> (u64, Option<String>, Option<u64>) {
 }
 
 /// Opens a file for reading without waiting for the writer of a pipe.
-fn open(path: &Path) -> std::io::Result<File> {
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
@@ -273,6 +226,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
+    use crate::model::store::walk::read;
 
     impl Looks {
         fn look(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {

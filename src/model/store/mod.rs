@@ -41,6 +41,7 @@ mod keeper;
 mod listing;
 mod mounts;
 mod names;
+mod ollama;
 mod pages;
 mod room;
 mod scan;
@@ -48,6 +49,7 @@ mod shards;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use copy::Outstanding;
 pub use error::{CopyError, NoAnswer, OpenError, StoreError};

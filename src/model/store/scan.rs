@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::directory::{self, Found, Looks};
+use super::directory::{Found, Looks};
 use super::tables::Gone;
-use super::{Guard, Store};
+use super::{Guard, Store, walk};
 use crate::aside::Subject;
 
 /// Scans of the directories.
@@ -58,7 +58,7 @@ impl Store {
         let (store, path) = (Arc::clone(self), directory.to_path_buf());
         let read = self.aside.send(subject, move |errand| {
             let alive = |device| errand.goes_on_at(device);
-            let found = catch_unwind(AssertUnwindSafe(|| directory::read(&path, &alive)));
+            let found = catch_unwind(AssertUnwindSafe(|| walk::read(&path, &alive)));
             store
                 .was_read(&path, found.unwrap_or_else(|_| Err(std::io::Error::other("a bug in the daemon"))));
         });

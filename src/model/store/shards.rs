@@ -44,11 +44,6 @@ impl Shards {
         self.0.entry((shard.model.to_owned(), shard.count)).or_default().insert(shard.number, path);
     }
 
-    /// Number of models.
-    pub fn models(&self) -> usize {
-        self.0.len()
-    }
-
     /// One entry per model, by name. Of equal names, fewer shards come first.
     pub fn entries(self) -> impl Iterator<Item = (String, Entry)> {
         self.0.into_iter().map(|((model, count), shards)| {
@@ -106,7 +101,6 @@ mod tests {
         for name in ["b-00001-of-00003", "b-00003-of-00003", "c-00007-of-00256", "a-00001-of-00001"] {
             shards.add(&Shard::of(name).unwrap(), name.into());
         }
-        assert_eq!(shards.models(), 3);
         let found: BTreeMap<String, Entry> = shards.entries().collect();
         assert!(!found["a"].incomplete);
         let why = |name: &str| found[name].unusable.as_deref().unwrap();

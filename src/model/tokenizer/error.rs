@@ -10,7 +10,7 @@ pub enum TokenizerError {
     Metadata(#[from] GgufError),
     /// The vocabulary kind is not supported.
     #[error(
-        "tokenizer model {0:?} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+        "tokenizer model {0:?} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece), bert (WordPiece), t5 (Unigram)"
     )]
     Kind(String),
     /// The pre-tokenizer is not supported. Guessing one would silently give wrong tokens.
@@ -38,6 +38,12 @@ pub enum TokenizerError {
         found: usize,
         /// Tokens in the file.
         tokens: usize,
+    },
+    /// The map of characters is cut off.
+    #[error("tokenizer.ggml.precompiled_charsmap has {bytes} bytes, and its array reaches past them")]
+    CharsMap {
+        /// Bytes of the map.
+        bytes: usize,
     },
     /// A token's text is too long.
     #[error("token {id} has {bytes} bytes of text; the limit is {limit} bytes")]

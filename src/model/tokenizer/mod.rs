@@ -1,4 +1,4 @@
-//! Text to tokens and back: byte-level BPE and SentencePiece vocabularies of GGUF files.
+//! Text to tokens and back: byte-level BPE, SentencePiece, Unigram and WordPiece vocabularies of GGUF files.
 //!
 //! Tokens match llama.cpp, with one deliberate difference. Merging never turns text into a token that the file calls a
 //! control token, as it can in llama.cpp. Only [`EncodeOptions::parse_special`] does. Like llama.cpp, this reads text
@@ -9,6 +9,7 @@ use super::gguf::Gguf;
 
 mod alphabet;
 mod bpe;
+mod charsmap;
 mod error;
 mod marks;
 mod parts;
@@ -19,7 +20,9 @@ mod special;
 mod stop;
 mod stream;
 mod unicode;
+mod unigram;
 mod vocab;
+mod wordpiece;
 
 pub use error::TokenizerError;
 pub use parts::{Algorithm, SpecialIds, VocabParts};
@@ -55,9 +58,10 @@ pub struct Tokenizer {
     end_of_generation: Vec<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
+    separator: Option<u32>,
     add_bos: bool,
     add_eos: bool,
-    /// SentencePiece: encoding prepends a space, and [`Self::decode`] removes it.
+    /// SentencePiece: encoding prepends a space, and [`Self::decode`] removes it. WordPiece: the first token begins with one.
     space_prefix: bool,
 }
 
@@ -65,6 +69,8 @@ pub struct Tokenizer {
 enum Merging {
     BytePair(Box<bpe::BytePair>),
     SentencePiece(Box<sentencepiece::SentencePiece>),
+    WordPiece(Box<wordpiece::WordPiece>),
+    Unigram(Box<unigram::Unigram>),
 }
 
 impl Tokenizer {
@@ -82,8 +88,8 @@ impl Tokenizer {
     /// [`TokenizerError`].
     pub fn new(parts: &VocabParts<'_>) -> Result<Self, TokenizerError> {
         let mut vocab = Vocab::new(parts)?;
-        let ids = special_ids(parts, vocab.len())?;
         let index = TextIndex::new(&vocab)?;
+        let ids = special_ids(parts, &vocab, &index)?;
         let end_of_generation = special::mark_known_tokens(&mut vocab, &index, &ids);
         vocab.fill_pieces(parts.algorithm)?;
         let special = SpecialMatcher::new(&vocab, parts)?;
@@ -101,10 +107,26 @@ impl Tokenizer {
                 let model = sentencepiece::SentencePiece::new(&vocab, index, scores, ids.unknown)?;
                 (Merging::SentencePiece(Box::new(model)), true)
             }
+            Algorithm::Unigram => {
+                let scores =
+                    parts.scores.ok_or_else(|| missing("tokenizer.ggml.scores", "an array of f32"))?;
+                let model = unigram::Unigram::new(&vocab, scores, parts, ids.unknown)?;
+                (Merging::Unigram(Box::new(model)), false)
+            }
+            Algorithm::WordPiece => {
+                let model = wordpiece::WordPiece::new(&vocab, index, ids.unknown);
+                (Merging::WordPiece(Box::new(model)), true)
+            }
         };
-        let space_prefix =
-            parts.algorithm == Algorithm::SentencePiece && parts.add_space_prefix.unwrap_or(true);
-        let (add_bos, add_eos) = (parts.add_bos.unwrap_or(add_bos), parts.add_eos.unwrap_or(false));
+        let space_prefix = match parts.algorithm {
+            Algorithm::BytePair => false,
+            Algorithm::SentencePiece | Algorithm::Unigram => parts.add_space_prefix.unwrap_or(true),
+            Algorithm::WordPiece => true,
+        };
+        // Texts of WordPiece always stand between both.
+        let framed = parts.algorithm == Algorithm::WordPiece;
+        let add_bos = framed || parts.add_bos.unwrap_or(add_bos);
+        let add_eos = framed || parts.add_eos.unwrap_or(parts.algorithm == Algorithm::Unigram);
         for (adds, id, flag, key) in
             [(add_bos, ids.bos, parts::ADD_BOS, parts::BOS), (add_eos, ids.eos, parts::ADD_EOS, parts::EOS)]
         {
@@ -112,8 +134,18 @@ impl Tokenizer {
                 return Err(TokenizerError::SpecialMissing { flag, key });
             }
         }
-        let (bos, eos) = (ids.bos, ids.eos);
-        Ok(Self { vocab, merging, special, end_of_generation, bos, eos, add_bos, add_eos, space_prefix })
+        Ok(Self {
+            vocab,
+            merging,
+            special,
+            end_of_generation,
+            bos: ids.bos,
+            eos: ids.eos,
+            separator: ids.separator,
+            add_bos,
+            add_eos,
+            space_prefix,
+        })
     }
 
     /// Number of tokens.
@@ -121,11 +153,13 @@ impl Tokenizer {
         self.vocab.len()
     }
 
-    /// The metadata's name of the algorithm: `gpt2` or `llama`.
+    /// The metadata's name of the algorithm: `gpt2`, `llama`, `bert` or `t5`.
     pub fn kind(&self) -> &'static str {
         match self.merging {
             Merging::BytePair(_) => "gpt2",
             Merging::SentencePiece(_) => "llama",
+            Merging::WordPiece(_) => "bert",
+            Merging::Unigram(_) => "t5",
         }
     }
 
@@ -156,10 +190,31 @@ impl Tokenizer {
         ids
     }
 
+    /// Token ids of two texts that a model compares: the beginning, the first text, the end and the separator, the second text
+    /// and the end. WordPiece has one separator between them.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
+        let plain = EncodeOptions { add_special: false, parse_special: false };
+        let (bos, eos) = (self.bos.filter(|_| self.add_bos), self.eos.filter(|_| self.add_eos));
+        let between = match self.merging {
+            Merging::WordPiece(_) => None,
+            _ => self.separator,
+        };
+        let mut ids: Vec<u32> = bos.into_iter().collect();
+        ids.extend(self.encode(first, plain));
+        ids.extend(eos.into_iter().chain(between));
+        ids.extend(self.encode(second, plain));
+        ids.extend(eos);
+        ids
+    }
+
     fn encode_part(&self, text: &str, at_start: bool, ids: &mut Vec<u32>) {
         match &self.merging {
             Merging::BytePair(bpe) => bpe.encode(&self.vocab, text, ids),
             Merging::SentencePiece(model) => {
+                model.encode(&self.vocab, text, self.space_prefix && at_start, ids);
+            }
+            Merging::WordPiece(model) => model.encode(&self.vocab, text, ids),
+            Merging::Unigram(model) => {
                 model.encode(&self.vocab, text, self.space_prefix && at_start, ids);
             }
         }
@@ -228,8 +283,14 @@ impl Tokenizer {
     }
 }
 
-/// The checked ids of the metadata. SentencePiece files may omit the usual ids, which are filled in.
-fn special_ids(parts: &VocabParts<'_>, tokens: usize) -> Result<SpecialIds, TokenizerError> {
+/// The checked ids of the metadata. SentencePiece files may omit the usual ids, and WordPiece files those of usual names; they are
+/// filled in. The class and separator tokens of a WordPiece file begin and end its texts.
+fn special_ids(
+    parts: &VocabParts<'_>,
+    vocab: &Vocab,
+    index: &TextIndex,
+) -> Result<SpecialIds, TokenizerError> {
+    let tokens = vocab.len();
     for (key, id) in parts.special.with_keys() {
         match id {
             Some(id) if id as usize >= tokens => {
@@ -244,6 +305,15 @@ fn special_ids(parts: &VocabParts<'_>, tokens: usize) -> Result<SpecialIds, Toke
         ids.unknown = ids.unknown.or(usual(0));
         ids.bos = ids.bos.or(usual(1));
         ids.eos = ids.eos.or(usual(2));
+    }
+    let named = |name| index.get(vocab, name);
+    if parts.algorithm == Algorithm::Unigram {
+        ids.unknown = ids.unknown.or(named("<unk>"));
+    }
+    if parts.algorithm == Algorithm::WordPiece {
+        ids.unknown = ids.unknown.or(named("[UNK]"));
+        ids.bos = ids.cls.or(ids.bos).or(named("[CLS]"));
+        ids.eos = ids.separator.or(ids.eos).or(named("[SEP]"));
     }
     Ok(ids)
 }

@@ -13,6 +13,10 @@ pub enum Algorithm {
     BytePair,
     /// SentencePiece merging by score (`llama`).
     SentencePiece,
+    /// WordPiece (`bert`).
+    WordPiece,
+    /// Unigram by score (`t5`).
+    Unigram,
 }
 
 /// Ids of the special tokens in the metadata.
@@ -24,6 +28,10 @@ pub struct SpecialIds {
     pub eos: Option<u32>,
     /// `unknown_token_id`.
     pub unknown: Option<u32>,
+    /// `cls_token_id`: begins each text of an encoder.
+    pub cls: Option<u32>,
+    /// `seperator_token_id`, so written: ends each text of an encoder.
+    pub separator: Option<u32>,
     /// `eot_token_id`: end of turn.
     pub eot: Option<u32>,
     /// `eom_token_id`: end of message.
@@ -47,7 +55,7 @@ pub struct VocabParts<'a> {
     pub model_name: Option<&'a str>,
     /// `tokenizer.ggml.tokens`.
     pub tokens: &'a Strings,
-    /// `tokenizer.ggml.scores`: required by SentencePiece.
+    /// `tokenizer.ggml.scores`: required by SentencePiece and Unigram.
     pub scores: Option<&'a [f32]>,
     /// `tokenizer.ggml.token_type`: all normal when absent.
     pub types: Option<&'a [i32]>,
@@ -61,6 +69,10 @@ pub struct VocabParts<'a> {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`; only Unigram uses it.
+    pub charsmap: Option<&'a [u8]>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`; only Unigram uses it.
+    pub merges_spaces: Option<bool>,
 }
 
 impl<'a> VocabParts<'a> {
@@ -78,6 +90,8 @@ impl<'a> VocabParts<'a> {
             add_bos: None,
             add_eos: None,
             add_space_prefix: None,
+            charsmap: None,
+            merges_spaces: None,
         }
     }
 
@@ -89,11 +103,16 @@ impl<'a> VocabParts<'a> {
         let algorithm = match gguf.required::<&str>("tokenizer.ggml.model")? {
             "gpt2" => Algorithm::BytePair,
             "llama" => Algorithm::SentencePiece,
+            "bert" => Algorithm::WordPiece,
+            "t5" => Algorithm::Unigram,
             other => return Err(TokenizerError::Kind(super::error::excerpt(other))),
         };
         let (scores, merges) = match algorithm {
             Algorithm::BytePair => (None, Some(gguf.required("tokenizer.ggml.merges")?)),
-            Algorithm::SentencePiece => (Some(gguf.required("tokenizer.ggml.scores")?), None),
+            Algorithm::SentencePiece | Algorithm::Unigram => {
+                (Some(gguf.required("tokenizer.ggml.scores")?), None)
+            }
+            Algorithm::WordPiece => (None, None),
         };
         Ok(Self {
             algorithm,
@@ -107,6 +126,8 @@ impl<'a> VocabParts<'a> {
                 bos: gguf.optional(BOS)?,
                 eos: gguf.optional(EOS)?,
                 unknown: gguf.optional(UNKNOWN)?,
+                cls: gguf.optional(CLS)?,
+                separator: gguf.optional(SEPARATOR)?,
                 eot: gguf.optional(EOT)?,
                 eom: gguf.optional(EOM)?,
                 fim_pad: gguf.optional(FIM_PAD)?,
@@ -116,17 +137,21 @@ impl<'a> VocabParts<'a> {
             add_bos: gguf.optional(ADD_BOS)?,
             add_eos: gguf.optional(ADD_EOS)?,
             add_space_prefix: gguf.optional("tokenizer.ggml.add_space_prefix")?,
+            charsmap: gguf.optional("tokenizer.ggml.precompiled_charsmap")?,
+            merges_spaces: gguf.optional("tokenizer.ggml.remove_extra_whitespaces")?,
         })
     }
 }
 
 impl SpecialIds {
     /// The ids with their metadata keys.
-    pub(super) fn with_keys(&self) -> [(&'static str, Option<u32>); 8] {
+    pub(super) fn with_keys(&self) -> [(&'static str, Option<u32>); 10] {
         [
             (BOS, self.bos),
             (EOS, self.eos),
             (UNKNOWN, self.unknown),
+            (CLS, self.cls),
+            (SEPARATOR, self.separator),
             (EOT, self.eot),
             (EOM, self.eom),
             (FIM_PAD, self.fim_pad),
@@ -139,6 +164,8 @@ impl SpecialIds {
 pub(super) const BOS: &str = "tokenizer.ggml.bos_token_id";
 pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+pub(super) const CLS: &str = "tokenizer.ggml.cls_token_id";
+pub(super) const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const EOM: &str = "tokenizer.ggml.eom_token_id";
 const FIM_PAD: &str = "tokenizer.ggml.fim_pad_token_id";

@@ -9,7 +9,8 @@ use super::error::excerpt;
 use super::parts::{Algorithm, VocabParts};
 use crate::model::gguf::Strings;
 
-/// SentencePiece writes a space as U+2581 in the texts of its tokens.
+/// SentencePiece writes a space as U+2581 in the texts of its tokens. Files with WordPiece have it before each token that begins a
+/// word.
 pub(super) const SPACE_MARK: char = '\u{2581}';
 
 /// Most tokens of a vocabulary: eight times the largest in use.
@@ -215,16 +216,16 @@ fn token_kind(id: u32, kind: i32) -> Result<TokenKind, TokenizerError> {
 fn push_normal(pieces: &mut Vec<u8>, text: &str, algorithm: Algorithm) {
     let mut utf8 = [0; 4];
     for character in text.chars() {
-        match algorithm {
-            Algorithm::SentencePiece if character == SPACE_MARK => pieces.push(b' '),
-            Algorithm::SentencePiece => {
-                pieces.extend_from_slice(character.encode_utf8(&mut utf8).as_bytes());
-            }
+        let byte = match algorithm {
             // Some files hold added tokens with plain text (emoji in command-r) among the byte-level ones.
-            Algorithm::BytePair => match alphabet::byte_of_char(character) {
-                Some(byte) => pieces.push(byte),
-                None => pieces.extend_from_slice(character.encode_utf8(&mut utf8).as_bytes()),
-            },
+            Algorithm::BytePair => alphabet::byte_of_char(character),
+            Algorithm::SentencePiece | Algorithm::WordPiece | Algorithm::Unigram => {
+                (character == SPACE_MARK).then_some(b' ')
+            }
+        };
+        match byte {
+            Some(byte) => pieces.push(byte),
+            None => pieces.extend_from_slice(character.encode_utf8(&mut utf8).as_bytes()),
         }
     }
 }

@@ -71,11 +71,9 @@ impl<A> Schedule<A> {
             let Some(at) = self.running.iter().position(|s| s.request.id == id) else { continue };
             let uid = self.running[at].request.uid;
             let left = rows.get(&uid).copied().unwrap_or(0);
-            if left == 0 || self.is_computed_by(&work, &self.running[at]) {
-                continue;
-            }
-            if let Some(planned) = self.plan_rows(id, left, &mut work, now) {
-                rows.insert(uid, left - planned.rows);
+            let Some(most) = self.most_rows(&self.running[at], left, &work) else { continue };
+            if let Some(planned) = self.plan_rows(id, most, &mut work, now) {
+                rows.insert(uid, left.saturating_sub(planned.rows));
                 work.push(planned);
             }
         }
@@ -85,6 +83,21 @@ impl<A> Schedule<A> {
         self.add_drafts(model, &mut work, now);
         // Work is empty only if the last sequence went to the queue.
         (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
+    }
+
+    /// Most rows of a sequence in this step, of the `left` that its user has; `None` if it waits for another step. A text of an
+    /// encoder is never cut: the first one of a step has all its rows, others have them if they fit.
+    fn most_rows(&self, sequence: &Sequence<A>, left: u32, work: &[Work]) -> Option<u32> {
+        if left == 0 || self.is_computed_by(work, sequence) {
+            return None;
+        }
+        if !sequence.request.whole || work.is_empty() {
+            return Some(if sequence.request.whole { sequence.pending() } else { left });
+        }
+        let planned: u32 = work.iter().map(|work| work.rows).sum();
+        let fits =
+            sequence.pending() <= left && planned.saturating_add(sequence.pending()) <= self.limits.rows_max;
+        fits.then_some(left)
     }
 
     /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The

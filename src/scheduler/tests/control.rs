@@ -1,7 +1,7 @@
 //! Cancels, deadlines, slow readers, drains, limits and unloading.
 
 use super::*;
-use crate::program::{Builder, Op, PartKind, Residence};
+use crate::program::{Builder, Op, Output, PartKind, Residence};
 use crate::tensor::{DType, LazyTensor};
 
 #[test]
@@ -231,7 +231,8 @@ fn types_without_arithmetic_are_named() {
     other.push(Op::Take { from: x, out: last });
     let weight = other.tensor(halves.unwrap(), Residence::Device);
     other.push(Op::Project { weight, bias: None, from: last, out: logits, add: false });
-    let text = rig.handle().check_program(&other.finish(logits).unwrap()).unwrap_err().to_string();
+    let text =
+        rig.handle().check_program(&other.finish(Output::Logits(logits)).unwrap()).unwrap_err().to_string();
     assert_eq!(text, "tensor blk.2.ffn_up.weight: type F16 is not supported by the fake backend");
 }
 

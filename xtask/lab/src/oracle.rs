@@ -19,8 +19,8 @@ pub struct Args {
     /// Write here instead of to tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model, or only the small random decoders, or the newer ones. Qwen and Gemma take long and run only if named
-    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", models::QWEN, models::GEMMA])]
+    /// Only this model, or only the small random decoders, the newer ones, or the encoders. Qwen and Gemma take long and run only if named
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", "encoders", models::QWEN, models::GEMMA])]
     only: Option<String>,
 }
 
@@ -55,6 +55,11 @@ pub fn run(args: &Args) -> Result<()> {
             command.arg(&script).args(["--decoders", list]).arg(&out).arg(&work).args(inputs);
             host::run(&mut command)?;
         }
+    }
+    if wanted("encoders") {
+        let made = forge::encoders().into_iter().chain(forge::rankers()).collect();
+        let inputs = write_decoders(&work, made)?;
+        host::run(Command::new(&python).arg(&script).arg("--encoders").arg(&out).arg(&work).args(inputs))?;
     }
     Ok(())
 }

@@ -123,7 +123,8 @@ pub async fn show(gateway: &Arc<Gateway>, mut params: Params) -> Result<Response
     // Models whose template knows no tools get them described.
     let tools = shown.chat_template.then_some("tools");
     let thinking = shown.thinking().map(|_| "thinking");
-    let capabilities: Vec<&str> = ["completion"].into_iter().chain(tools).chain(thinking).collect();
+    let main = if shown.encoder().is_some() { "embedding" } else { "completion" };
+    let capabilities: Vec<&str> = [main].into_iter().chain(tools).chain(thinking).collect();
     Ok(json(&json!({
         "modelfile": "", "parameters": "", "template": "", "details": details, "model_info": info,
         "capabilities": capabilities,

@@ -14,6 +14,8 @@ pub const EXT_END_EMBEDDING: u16 = 4;
 pub enum Pooling {
     /// The mean of all rows.
     Mean = 1,
+    /// The row of the first token.
+    First = 2,
     /// The row of the last token.
     Last = 3,
 }
@@ -21,7 +23,7 @@ pub enum Pooling {
 /// Options of the embedding that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingOptions {
-    /// `None`: as the model's file says, and the last row if it says nothing.
+    /// `None`: as the model's file says. If it says nothing, the mean for an encoder, the last row for a decoder.
     pub pooling: Option<Pooling>,
     /// Divides the embedding by its Euclidean length.
     pub normalise: bool,
@@ -53,6 +55,7 @@ impl GenerateRequest {
         let pooling = match pooling {
             0 => None,
             1 => Some(Pooling::Mean),
+            2 => Some(Pooling::First),
             3 => Some(Pooling::Last),
             _ => return Err(BadSteering::Embedding),
         };
@@ -79,7 +82,7 @@ mod tests {
     fn options_are_two_bytes() {
         let request = GenerateRequest::new("m", Prompt::Text("p".into()));
         assert_eq!(request.embedding(), Ok(None));
-        for pooling in [None, Some(Pooling::Mean), Some(Pooling::Last)] {
+        for pooling in [None, Some(Pooling::Mean), Some(Pooling::First), Some(Pooling::Last)] {
             for normalise in [false, true] {
                 let options = EmbeddingOptions { pooling, normalise };
                 let asked =
@@ -87,7 +90,7 @@ mod tests {
                 assert_eq!((asked.embedding(), asked.validate()), (Ok(Some(options)), Ok(())));
             }
         }
-        for bytes in [vec![], vec![1], vec![2, 1], vec![0, 2], vec![4, 0], vec![0, 0, 0]] {
+        for bytes in [vec![], vec![1], vec![5, 1], vec![0, 2], vec![4, 0], vec![0, 0, 0]] {
             let mut request = request.clone();
             request.ext.push((EXT_GENERATE_EMBEDDING, bytes));
             assert_eq!(request.embedding(), Err(BadSteering::Embedding));

@@ -185,7 +185,15 @@ pub const EXT_SHOW_POSITIONS: u16 = 2;
 /// Key of [`ShowReply`]'s `ext`: that and why the model is a copy of its file in memory, as text.
 pub const EXT_SHOW_COPY: u16 = 3;
 
+/// Key of [`ShowReply`]'s `ext`: what an encoder computes in place of answers, as text.
+pub const EXT_SHOW_ENCODER: u16 = 6;
+
 impl ShowReply {
+    /// The results of an encoder, in words: `embeddings`, or also relevance. `None` for a model that gives answers.
+    pub fn encoder(&self) -> Option<&str> {
+        self.text(EXT_SHOW_ENCODER)
+    }
+
     /// Experts of the layers, in words; `None` for a model without experts, or if the daemon does not say.
     pub fn experts(&self) -> Option<&str> {
         self.text(EXT_SHOW_EXPERTS)

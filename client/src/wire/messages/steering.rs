@@ -167,9 +167,12 @@ pub enum BadSteering {
     Scores,
     /// Of [`EXT_GENERATE_EMBEDDING`](super::EXT_GENERATE_EMBEDDING).
     #[error(
-        "an embedding has two bytes: 0 (the file's pooling), 1 (mean) or 3 (last), then 0 or 1 for a normalised one"
+        "an embedding has two bytes: 0 (the file's pooling), 1 (mean), 2 (first) or 3 (last), then 0 or 1 for a normalised one"
     )]
     Embedding,
+    /// Of [`EXT_GENERATE_DOCUMENT`](super::EXT_GENERATE_DOCUMENT).
+    #[error("a document is text in UTF-8")]
+    Document,
 }
 
 impl GenerateRequest {

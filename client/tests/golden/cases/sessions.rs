@@ -60,9 +60,14 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let drafting = frame(Op::Generate, "drafts", at(29), generate.clone().with_drafts(16));
     let ext = number_ext([(EXT_END_DRAFTED, 40), (EXT_END_ACCEPTED, 31)]);
     let drafted = frame(Op::End, "drafts", at(29), GenerateEnd { ext, ..end.clone() });
+    let document = "a".repeat(5000);
+    let ranking = frame(Op::Generate, "document", at(30), generate.clone().with_document(&document));
+    let relevance =
+        GenerateEnd { ext: vec![(EXT_END_RELEVANCE, 0.75f32.to_le_bytes().to_vec())], ..end.clone() };
+    let ranked = frame(Op::End, "relevance", at(30), relevance);
     let all = [
         drafting, drafted, reused, named, ended, ordered, dropped, formed, both, tools, samplers, scores,
-        embedding, embedded,
+        embedding, embedded, ranking, ranked,
     ];
     groups.into_iter().flatten().chain(all).collect()
 }

@@ -1,7 +1,7 @@
 //! A step's arrays on the device: written into host words that host and device share, and sent by one small copy.
 //!
 //! They lie one after the other, each at a multiple of 16 bytes. First are positions and sequences of the rows, rows
-//! with logits, page tables and attention tiles. Then come the embedding bytes of each row as in the file. Their
+//! with logits, page tables, attention tiles, and the ends of texts. Then come the embedding bytes of each row as in the file. Their
 //! offsets depend only on their sizes, so a recorded step finds them again.
 
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub struct Layout {
     pub alone: usize,
     /// No two rows are of one sequence, and there are no tiles.
     pub apart: bool,
+    /// Rows whose text's last position is there: all for attention to later positions, else none.
+    pub ends: usize,
     /// Bytes from one row's embedding to the next.
     pub embedding_bytes: usize,
 }
@@ -59,8 +61,12 @@ impl Layout {
         self.tables_at() + room(self.tables)
     }
 
-    fn embedding_at(&self) -> usize {
+    fn ends_at(&self) -> usize {
         self.tiles_at() + room(2 * self.tiles)
+    }
+
+    fn embedding_at(&self) -> usize {
+        self.ends_at() + room(self.ends)
     }
 
     fn words(&self) -> usize {
@@ -81,7 +87,9 @@ pub struct Places {
     pub tables: DevicePtr<u32>,
     /// First row and row count of each tile.
     pub tiles: DevicePtr<u32>,
-    /// Embedding bytes of each row, as in the file.
+    /// Last position of each row's sequence in the step.
+    pub ends: DevicePtr<u32>,
+    /// Embedding bytes of each row.
     pub embeddings: DevicePtr<u8>,
 }
 
@@ -156,12 +164,17 @@ impl Arrays {
         self.set(self.layout.tiles_at(), tiles.flatten());
     }
 
+    /// Writes the last positions of the rows' sequences.
+    pub fn set_ends(&self, values: impl Iterator<Item = u32>) {
+        self.set(self.layout.ends_at(), values.take(self.layout.ends));
+    }
+
     /// Identity of the host words. It changes when they are replaced, as long as some purpose keeps the old ones.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.words).addr()
     }
 
-    /// Writes the embedding bytes of a row, as in the file.
+    /// Writes the embedding bytes of a row.
     pub fn set_embedding(&self, row: usize, bytes: &[u8]) {
         let at = self.layout.embedding_at() + row * self.layout.embedding_bytes / 4;
         let (words, rest) = bytes.as_chunks::<4>();
@@ -198,6 +211,7 @@ impl Arrays {
             logits_rows: at(layout.logits_at())?.first(layout.logits),
             tables: at(layout.tables_at())?.first(layout.tables),
             tiles: at(layout.tiles_at())?.first(2 * layout.tiles),
+            ends: at(layout.ends_at())?.first(layout.ends),
             embeddings: at(layout.embedding_at())?.cast().first(layout.rows * layout.embedding_bytes),
         })
     }

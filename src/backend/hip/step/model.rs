@@ -1,13 +1,15 @@
 //! One open model: its bound program, KV pages, scratch memory and current step.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::backend::cpu::quant::dequantize_row;
 use crate::backend::hip::kernels::thresholds::TILED_ROWS;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::addresses::{Addresses, Loads};
 use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE};
-use crate::backend::hip::step::bind::{self, Bound, BoundPart, Unit, Work};
+use crate::backend::hip::step::bind::{self, Bound, BoundPart, TableRows, Unit, Work};
 use crate::backend::hip::step::graphs::{self, Graphs};
 use crate::backend::hip::step::kv::KvPool;
 use crate::backend::hip::step::rope::RopeTables;
@@ -16,7 +18,8 @@ use crate::backend::hip::step::sampling::Sampler;
 use crate::backend::hip::step::scratch::{self, SPLITS_MAX, Scratch};
 use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
-use crate::program::{FIRST_PART, Program, TensorId};
+use crate::program::{FIRST_PART, Program, TableRow, TensorId};
+use crate::tensor::DType;
 
 /// Fewest entries per page table in a step that may be recorded.
 const TABLE_MIN: usize = 8;
@@ -56,6 +59,8 @@ pub struct Step {
     pub begun: bool,
     /// Token of each row.
     pub token_ids: Vec<u32>,
+    /// Position of each row.
+    pub row_positions: Vec<u32>,
     /// Number of rows with logits.
     pub logits_rows: usize,
     /// Highest position of its rows, plus one.
@@ -149,7 +154,7 @@ impl OpenModel {
         // Rows that all have logits are one of a sequence each.
         let many = rows >= TILED_ROWS && !graphs::suits(batch, modes);
         let (alone, tiles) = if many { run::tiles(self.bound.group_max, batch) } else { (rows, Vec::new()) };
-        let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
+        let row_bytes = self.bound.table.as_ref().map_or(0, |rows| rows.row_bytes);
         let mut layout = Layout {
             rows,
             logits: batch.logits_rows.len(),
@@ -158,6 +163,7 @@ impl OpenModel {
             tiles: tiles.len(),
             alone,
             apart: tiles.is_empty() && are_apart(batch),
+            ends: if self.bound.both_ways { rows } else { 0 },
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows, modes).filter(|_| self.step.deferred) {
@@ -170,7 +176,11 @@ impl OpenModel {
         self.arrays.lay_out(device, layout)?;
         self.write_arrays(batch, layout);
         self.arrays.set_tiles(tiles.into_iter());
+        if self.bound.both_ways {
+            self.arrays.set_ends(ends(batch));
+        }
         self.step.token_ids.extend_from_slice(batch.token_ids);
+        self.step.row_positions.extend_from_slice(batch.positions);
         self.step.logits_rows = batch.logits_rows.len();
         self.step.positions = batch.positions.iter().max().map_or(0, |last| last.saturating_add(1));
         self.split(batch);
@@ -259,7 +269,7 @@ impl OpenModel {
         addresses.enter(bound, weights, generation);
         let lacks = addresses.lacks_any() && !self.step.unchecked;
         if part == FIRST_PART && self.step.unit == 0 {
-            self.take_embeddings();
+            self.take_embeddings()?;
         }
         if lacks {
             // The remaining units depend on the choice of experts, so the step is launched directly from here on.
@@ -268,14 +278,36 @@ impl OpenModel {
         Ok(())
     }
 
-    /// Copies the embedding rows of the step's tokens from the file.
-    fn take_embeddings(&self) {
-        let Some((table, row_bytes)) = self.bound.table else { return };
-        let bytes = self.program.tensor(table).map_or(&[][..], |table| table.lazy.bytes());
-        for (row, &id) in self.step.token_ids.iter().enumerate() {
-            let start = id as usize * row_bytes;
-            self.arrays.set_embedding(row, bytes.get(start..start + row_bytes).unwrap_or_default());
+    /// Copies the embedding rows of the step's tokens from the file, or their sums with rows of other tables.
+    fn take_embeddings(&self) -> Result<(), BackendError> {
+        let Some(TableRows { table, row_bytes, scale, added }) = &self.bound.table else { return Ok(()) };
+        let row_of = |table: TensorId, row: usize| {
+            let missing =
+                || BackendError::Batch("a token or a position is past the end of the model's table");
+            let lazy = self.program.tensor(table).map(|table| &table.lazy).ok_or_else(missing)?;
+            let bytes = lazy.byte_len() as usize / (lazy.shape().rows() as usize).max(1);
+            let bytes = lazy.bytes().get(row * bytes..(row + 1) * bytes).ok_or_else(missing)?;
+            Ok::<_, BackendError>((lazy.dtype(), bytes))
+        };
+        let (mut sum, mut more) = (vec![0f32; row_bytes / 4], vec![0f32; row_bytes / 4]);
+        for (row, (&id, &position)) in self.step.token_ids.iter().zip(&self.step.row_positions).enumerate() {
+            let (dtype, bytes) = row_of(*table, id as usize)?;
+            if added.is_empty() {
+                self.arrays.set_embedding(row, bytes);
+                continue;
+            }
+            decode(dtype, bytes, &mut sum)?;
+            sum.iter_mut().for_each(|x| *x *= scale);
+            for (table, of) in added {
+                let at = if *of == TableRow::Position { position as usize } else { 0 };
+                let (dtype, bytes) = row_of(*table, at)?;
+                decode(dtype, bytes, &mut more)?;
+                sum.iter_mut().zip(&more).for_each(|(x, more)| *x += more);
+            }
+            let bytes: Vec<u8> = sum.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            self.arrays.set_embedding(row, &bytes);
         }
+        Ok(())
     }
 
     /// The next unit of the current part; `None` at the part's end.
@@ -404,7 +436,8 @@ impl OpenModel {
     /// # Errors
     /// [`BackendError::Internal`]: a bug.
     pub fn logits(&self) -> Result<&Buffer, BackendError> {
-        self.scratch.buffer(&self.bound, self.bound.logits.plane)
+        let none = || BackendError::Internal("the program has no logits".to_owned());
+        self.scratch.buffer(&self.bound, self.bound.logits.ok_or_else(none)?.plane)
     }
 
     /// Copies these rows of the last layer to the host; `None` if the program's head takes none. The device must be idle.
@@ -455,12 +488,26 @@ impl OpenModel {
     }
 }
 
+/// The last position of each row's sequence in the step.
+fn ends(batch: &StepBatch<'_>) -> impl Iterator<Item = u32> {
+    let mut last: HashMap<u32, u32> = HashMap::new();
+    last.extend(batch.row_sequences.iter().copied().zip(batch.positions.iter().copied())); // they rise
+    batch.row_sequences.iter().map(move |sequence| last.get(sequence).copied().unwrap_or(0))
+}
+
+/// The values of a row of a table.
+fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), BackendError> {
+    dequantize_row(dtype, bytes, out).map_err(|error| BackendError::Internal(error.to_string()))
+}
+
 impl Step {
     /// Resets to no step, keeping the allocations.
     pub fn clear(&mut self) {
-        self.token_ids.clear();
-        self.splits.clear();
-        let (token_ids, splits) = (std::mem::take(&mut self.token_ids), std::mem::take(&mut self.splits));
-        *self = Self { token_ids, splits, ..Self::default() };
+        let mut kept = std::mem::take(self);
+        kept.token_ids.clear();
+        kept.row_positions.clear();
+        kept.splits.clear();
+        let Self { token_ids, row_positions, splits, .. } = kept;
+        *self = Self { token_ids, row_positions, splits, ..Self::default() };
     }
 }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::backend::KV_PAGE_TOKENS;
+use crate::model::embedding::Pooling;
 use crate::scheduler::sequence::Request;
 use crate::scheduler::tests::of_all_threads;
 
@@ -40,6 +41,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         scores: false,
         embeds: None,
         drafts: 0,
+        whole: false,
     }
 }
 
@@ -95,6 +97,29 @@ fn a_long_prompt_shares_steps_with_answers() {
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 4, 1, true), (2, 12, 7, false)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 5, 1, true), (2, 19, 1, true)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 6, 1, true), (2, 20, 1, true)]));
+}
+
+#[test]
+fn a_text_of_an_encoder_has_all_its_rows_in_one_step() {
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    for (id, tokens) in [(1, 40), (2, 3), (3, 6), (4, 4)] {
+        let request = request(id, 1, tokens, tokens);
+        submit(&mut schedule, Request { embeds: Some(Pooling::Mean), whole: true, ..request });
+    }
+    schedule.admit(now);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let step = schedule.next_step(now).unwrap();
+        complete(&mut schedule, &step, now);
+        seen.push(step.work.iter().map(|work| (work.id.0, work.start, work.rows)).collect::<Vec<_>>());
+        for work in &step.work {
+            assert_eq!((work.samples, work.embeds), (false, work.rows));
+            assert_eq!(schedule.remove(work.id).unwrap().embedded, work.rows);
+        }
+    }
+    assert_eq!(seen, [vec![(1, 0, 40)], vec![(2, 0, 3), (4, 0, 4)], vec![(3, 0, 6)]]);
+    let pages = schedule.page_sums();
+    assert_eq!((pages.used, pages.cached, schedule.is_empty()), (0, 0, true), "no page is kept");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Small random decoders of every architecture and position scaling: F32, most with two layers of width 64.
+//! Small random decoders and encoders of every architecture and position scaling: F32, most with two layers of width 64.
 //!
 //! The spread of the weights makes attention look far back and logits differ by several nats. So a wrong computation
 //! shows. tests/reference/expected holds another engine's answers for these exact bytes.
@@ -8,6 +8,7 @@ use super::{Forge, Random, Tensor, Value, ggml, kind};
 
 mod biased_experts;
 mod command_r;
+mod encoders;
 mod ernie4_5;
 mod exaone4;
 mod gemma2;
@@ -62,6 +63,16 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         gemma2::decoders(),
     ]
     .concat()
+}
+
+/// The encoders of tests/reference/expected/encoders.json, by name.
+pub fn encoders() -> Vec<(&'static str, Forge)> {
+    encoders::encoders()
+}
+
+/// The encoders that score, of the same file, by name.
+pub fn rankers() -> Vec<(&'static str, Forge)> {
+    encoders::rankers()
 }
 
 /// Large enough that a norm without it is wrong by a percent.

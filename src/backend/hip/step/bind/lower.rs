@@ -6,7 +6,7 @@ use super::forms::{Form, Forms, Wanted};
 use super::fusions::{Fusion, Fusions};
 use super::heads::Group;
 use super::planes::{PlaneId, Planes};
-use super::unit::{Add, Choice, Convert, Home, Operand, Unit, View, Work};
+use super::unit::{Add, Choice, Convert, Home, Operand, TableRows, Unit, View, Work};
 use super::uses::{Uses, Version, VersionId};
 use super::{Bound, BoundPart, ScratchNeed, limits, neighbours};
 use crate::backend::hip::step::Modes;
@@ -44,8 +44,9 @@ pub struct Lower<'a> {
     pub room: ScratchNeed,
     pub windows: Vec<u32>,
     pub group_max: u32,
-    pub table: Option<(TensorId, usize)>,
-    /// The rows that the last take reads.
+    pub table: Option<TableRows>,
+    pub both_ways: bool,
+    /// The rows that the last take reads, or those of an encoder.
     pub last_rows: Option<View>,
 }
 
@@ -62,10 +63,11 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
     let kv = KvLayout::of(program, modes.kv);
     let kv = kv.ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
     let mut uses = Uses::of(program, limits, modes);
-    // Logits are read after the last unit, in f32.
-    let logits = uses.versions.iter().rposition(|version| version.value == program.logits());
-    let logits = logits.ok_or_else(|| BackendError::Internal("the program has no logits".to_owned()))?;
-    if let Some(version) = uses.versions.get_mut(logits) {
+    // The result is read after the last unit, in f32.
+    let value = program.logits().or(program.encoder().map(|encoder| encoder.rows));
+    let result = uses.versions.iter().rposition(|version| Some(version.value) == value);
+    let result = result.ok_or_else(|| BackendError::Internal("the program has no result".to_owned()))?;
+    if let Some(version) = uses.versions.get_mut(result) {
         version.wanted = version.wanted.and(Wanted::FLOAT);
     }
     let mut lower = Lower {
@@ -84,6 +86,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         windows: Vec::new(),
         group_max: 0,
         table: None,
+        both_ways: false,
         last_rows: None,
         program,
         limits,
@@ -101,7 +104,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
             number += 1;
         }
     }
-    lower.finish(logits)
+    lower.finish(result)
 }
 
 impl Lower<'_> {
@@ -118,10 +121,17 @@ impl Lower<'_> {
         self.single(number, op)
     }
 
-    fn finish(mut self, logits: VersionId) -> Result<Bound, BackendError> {
-        let view = self.float(logits)?;
-        let view = self.whole(view, self.program.vocab() as u32, Rows::Wanted);
-        self.planes.keep(view.plane);
+    fn finish(mut self, result: VersionId) -> Result<Bound, BackendError> {
+        let view = self.float(result)?;
+        let logits = if self.program.logits().is_some() {
+            Some(self.whole(view, self.program.vocab() as u32, Rows::Wanted))
+        } else {
+            self.last_rows = Some(view);
+            None
+        };
+        if let Some(logits) = logits {
+            self.planes.keep(logits.plane);
+        }
         if let Some(rows) = self.last_rows {
             self.planes.keep(rows.plane);
         }
@@ -134,7 +144,8 @@ impl Lower<'_> {
             room: self.room,
             kv: self.kv,
             table: self.table,
-            logits: view,
+            both_ways: self.both_ways,
+            logits,
             last_rows: self.last_rows,
             windows: self.windows,
             group_max: self.group_max,

@@ -40,10 +40,12 @@ pub struct Bound {
     pub room: ScratchNeed,
     /// Layout of a KV page.
     pub kv: KvLayout,
-    /// The embedding table, and bytes of its rows in the file.
-    pub table: Option<(TensorId, usize)>,
-    /// View of the logits, without gaps.
-    pub logits: View,
+    /// The rows that the step's tokens begin with.
+    pub table: Option<TableRows>,
+    /// Some attention sees later tokens too.
+    pub both_ways: bool,
+    /// View of the logits, without gaps; `None` for an encoder.
+    pub logits: Option<View>,
     /// View of the rows that the last layer leaves, kept until after the last unit; `None` if the head takes none.
     pub last_rows: Option<View>,
     /// Distinct attention windows in tokens; 0 is unlimited.

@@ -5,14 +5,16 @@ use super::limits;
 use super::lower::Lower;
 use super::unit::{
     Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Open,
-    Product, Products, Route, Take, View, Work, is_apart,
+    Product, Products, Route, TableRows, Take, Unit, View, Work, is_apart,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
 use crate::backend::hip::kernels::thresholds::ATTENTION_ROWS;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
-use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
+use crate::program::{
+    Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TableRow, TensorId, ValueId,
+};
 use crate::tensor::DType;
 
 /// Most matrices per launch.
@@ -34,6 +36,7 @@ impl Lower<'_> {
     pub fn single(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
         match *op {
             Op::Embed { table, scale, .. } => self.embed(number, table, scale),
+            Op::AddRow { table, row, .. } => self.add_row(number, table, row),
             Op::Take { from, .. } => self.take(number, from),
             Op::Norm { .. } => self.norm(number, op),
             Op::Project { weight, bias, from, out, add } => {
@@ -68,7 +71,7 @@ impl Lower<'_> {
         let row_bytes = row_bytes.ok_or(BackendError::Dims(
             "a row of the embedding table is not a whole number of quant blocks",
         ))?;
-        self.table = Some((table, row_bytes));
+        self.table = Some(TableRows { table, row_bytes, scale: 1.0, added: Vec::new() });
         let wrote = self.wrote(number)?;
         let value = self.value(self.version(wrote)?.value)?;
         if value.rows != Rows::All {
@@ -77,6 +80,22 @@ impl Lower<'_> {
         if let Some(out) = self.fresh(wrote, true)?.float {
             self.emit(Work::Embed(Embed { dtype, cols: value.width, scale, out }), Rows::All);
         }
+        self.convert(wrote)
+    }
+
+    /// Adds a row of a table to the embeddings, which the host then sums up and sends in f32.
+    fn add_row(&mut self, number: usize, table: TensorId, row: TableRow) -> Result<(), BackendError> {
+        let last = self.parts.last_mut().and_then(|part| part.units.last_mut());
+        let (Some(Unit { work: Work::Embed(embed), .. }), Some(rows)) = (last, &mut self.table) else {
+            return Err(limits::operation("rows of a table added to anything but embeddings"));
+        };
+        rows.added.push((table, row));
+        rows.row_bytes = embed.cols as usize * size_of::<f32>();
+        if embed.dtype != DType::F32 || embed.scale != 1.0 {
+            (rows.scale, embed.scale, embed.dtype) = (embed.scale, 1.0, DType::F32);
+        }
+        let wrote = self.wrote(number)?;
+        self.updated(wrote)?;
         self.convert(wrote)
     }
 
@@ -197,7 +216,9 @@ impl Lower<'_> {
     }
 
     fn attend(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Attend { state, queries, scale, window, cap, sinks, .. } = *op else { return Ok(()) };
+        let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
+            return Ok(());
+        };
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
@@ -229,6 +250,7 @@ impl Lower<'_> {
         let sinks = sinks.map(|sinks| self.operand(sinks));
         let cap = cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E);
         let source = None;
+        self.both_ways |= both_ways;
         let unit = Attend {
             queries,
             heads,
@@ -236,6 +258,7 @@ impl Lower<'_> {
             kv,
             scale,
             window,
+            both_ways,
             cap,
             sinks,
             windows_at,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::backend::hip::step::scratch;
 use crate::program::{
-    Activation, Builder, ExpertRange, Gating, NormKind, Op, PartKind, Residence, RopeId, RopeLayout,
+    Activation, Builder, ExpertRange, Gating, NormKind, Op, Output, PartKind, Residence, RopeId, RopeLayout,
     RopeScaling, RopeSpec, State, TensorId, ValueId,
 };
 use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
@@ -113,6 +113,7 @@ impl Writer {
             queries: q,
             scale: 0.125,
             window: None,
+            both_ways: false,
             cap: None,
             sinks: None,
             out,
@@ -139,7 +140,7 @@ impl Writer {
         self.push_norm(HIDDEN, last, normed, false);
         let logits = self.builder.wanted_value(VOCAB);
         self.push_project(normed, logits, false);
-        self.builder.finish(logits).unwrap()
+        self.builder.finish(Output::Logits(logits)).unwrap()
     }
 }
 

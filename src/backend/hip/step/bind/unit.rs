@@ -2,7 +2,7 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
-use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows};
+use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId};
 use crate::tensor::DType;
 
 /// Number of a resident tensor in its part, in order of first use.
@@ -121,6 +121,19 @@ pub struct Embed {
     pub out: View,
 }
 
+/// Rows that the host makes for a step's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableRows {
+    /// The embedding table.
+    pub table: TensorId,
+    /// Bytes that are sent for a row: as in the file, or f32 if rows of other tables are added.
+    pub row_bytes: usize,
+    /// Factor of the table's rows before others are added.
+    pub scale: f32,
+    /// Tables of which a row is added, in this order.
+    pub added: Vec<(TensorId, TableRow)>,
+}
+
 /// Gathers the rows with logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
@@ -237,6 +250,8 @@ pub struct Attend {
     pub scale: f32,
     /// Most tokens that a row sees; 0 for all.
     pub window: u32,
+    /// A row sees the later tokens of its sequence in the step too.
+    pub both_ways: bool,
     /// Cap of scores, in units of log2; 0 for none.
     pub cap: f32,
     /// A sink for each query head.

@@ -141,6 +141,11 @@ impl Run<'_> {
         }
     }
 
+    /// The last position that each row sees.
+    pub(super) fn ends_of_rows(&self, unit: &Attend) -> DevicePtr<u32> {
+        if unit.both_ways { self.places.ends } else { self.places.positions }
+    }
+
     /// Decode attention of the first `count` rows, with the result in a form that the kernel can write.
     fn attend_alone(
         &self,
@@ -177,7 +182,7 @@ impl Run<'_> {
             let arguments = AttnDecode {
                 q: if source.is_some() { DevicePtr::NULL } else { self.at(unit.queries).offset(values) },
                 rows: DevicePtr::NULL,
-                positions: self.places.positions.offset(first),
+                positions: self.ends_of_rows(unit).offset(first),
                 row_seq: self.places.sequences.offset(first),
                 page_tables: self.places.tables,
                 page_base: self.pages,

@@ -84,7 +84,7 @@ impl Run<'_> {
         let arguments = AttnPrefill {
             q: self.at(unit.queries),
             tiles: self.places.tiles,
-            positions: self.places.positions,
+            positions: self.ends_of_rows(unit),
             row_seq: self.places.sequences,
             page_tables: self.places.tables,
             page_base: self.pages,

@@ -1,0 +1,90 @@
+//! `bert` and `nomic-bert`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
+//!
+//! BERT adds learned positions to the token embeddings, Nomic's encoder rotates. As in llama.cpp, all tokens have the first
+//! token type, and GELU is its approximation by tanh. A file with a classifier scores texts.
+
+use super::sizes::{Sizes, norm};
+use super::writer::{Attention, Norm, Presence, Qkv, Writer};
+use super::{Encoded, experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout, TableRow, ValueId};
+
+/// Longer texts are refused: a step has room for the rows of a whole one.
+const TEXT_ROWS_MAX: u32 = 8192;
+
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
+    let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
+    let layer_norm = norm(&w.metadata, NormKind::Layer)?;
+    experts::none(&w.metadata)?;
+
+    let x = types_embedded(w, &sizes)?;
+    w.add_row("position embedding", "position_embd", sizes.context as usize, TableRow::Position, x);
+    w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let qkv = w.qkv(sizes.heads, x, Presence::Required);
+        attention_half(w, &sizes, layer_norm, qkv, x, Presence::Required);
+        let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Required);
+        let active = w.activate(Activation::Gelu, up);
+        feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Required);
+    }
+    encoded(w, &sizes, x)
+}
+
+pub(super) fn write_nomic(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
+    let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
+    let layer_norm = norm(&w.metadata, NormKind::Layer)?;
+    let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, sizes.heads.dim, sizes.context)?;
+    experts::none(&w.metadata)?;
+
+    let x = types_embedded(w, &sizes)?;
+    w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
+    let rope = w.plain_rope(&angles);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let qkv = w.qkv(sizes.heads, x, Presence::Optional);
+        w.rotate(sizes.heads, [rope, rope], qkv);
+        attention_half(w, &sizes, layer_norm, qkv, x, Presence::Never);
+        let gated = w.gated(x, sizes.ffn, Activation::Silu, Presence::Never);
+        feed_forward_half(w, &sizes, layer_norm, gated, x, Presence::Never);
+    }
+    encoded(w, &sizes, x)
+}
+
+/// The embeddings of tokens and of the first token type.
+fn types_embedded(w: &mut Writer<'_>, sizes: &Sizes) -> Result<ValueId, PlanError> {
+    let types = w.metadata.token_types()?;
+    let x = w.embedding(sizes.hidden, 1.0);
+    if types > 0 {
+        w.add_row("token type embedding", "token_types", types, TableRow::First, x);
+    }
+    Ok(x)
+}
+
+/// Attends, adds the output to `x` and norms that.
+fn attention_half(w: &mut Writer<'_>, sizes: &Sizes, norm: Norm, qkv: Qkv, x: ValueId, bias: Presence) {
+    let how = Attention { both_ways: true, ..Attention::of(sizes.heads.scale(), None) };
+    let attended = w.store_and_attend(sizes.heads, qkv, how);
+    w.add_projection("attention output", "attn_output", attended, x, bias);
+    w.norm_groups("norm after attention", "attn_output_norm", norm, sizes.hidden, x);
+}
+
+/// Adds the down projection of the active values to `x` and norms that.
+fn feed_forward_half(
+    w: &mut Writer<'_>,
+    sizes: &Sizes,
+    norm: Norm,
+    active: ValueId,
+    x: ValueId,
+    bias: Presence,
+) {
+    w.add_projection("feed-forward down", "ffn_down", active, x, bias);
+    w.norm_groups("norm after feed-forward", "layer_output_norm", norm, sizes.hidden, x);
+}
+
+fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
+    w.metadata.ignore_one_text("classifier.output_labels");
+    let classifier = w.classifier(sizes.hidden);
+    let context = sizes.context.min(TEXT_ROWS_MAX);
+    Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context, classifier })
+}

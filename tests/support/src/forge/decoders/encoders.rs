@@ -1,0 +1,108 @@
+//! bert and nomic-bert: encoders. Their norms follow each half of a layer, and their vocabulary is WordPiece.
+
+use super::{DIMS as DECODERS, Dims, EPSILON, Forge, HEADS, Qkv, Random, Value, Weights, start, with};
+
+/// Each query head has keys of its own.
+const DIMS: Dims = Dims { kv_heads: HEADS, ..DECODERS };
+
+/// Most tokens of a text.
+const CONTEXT: u32 = 128;
+
+pub(super) fn encoders() -> Vec<(&'static str, Forge)> {
+    let pooled = |forge: Forge, pooling: u32| with(forge, "pooling_type", Value::u32(pooling));
+    vec![
+        ("bert", pooled(bert(81, 2), 1)),
+        ("bert-first", pooled(bert(82, 1), 2)),
+        ("bert-last", pooled(bert(83, 1), 3)),
+        ("nomic-bert", pooled(nomic(84, true), 1)),
+        ("nomic-bert-parts", pooled(nomic(85, false), 2)),
+    ]
+}
+
+/// Encoders that score a document for a query, by name.
+pub(super) fn rankers() -> Vec<(&'static str, Forge)> {
+    let ranker = |seed, dense: bool| {
+        let forge = with(bert(seed, 1), "pooling_type", Value::u32(4));
+        let forge = with(forge, "classifier.output_labels", Value::strings(&["LABEL_0"]));
+        let mut weights = Weights { forge, random: Random(seed + 100) };
+        if dense {
+            weights.linear("cls", [DIMS.hidden, DIMS.hidden], 1.0, true);
+        }
+        weights.linear("cls.output", [DIMS.hidden, 1], 2.0, true);
+        weights.forge
+    };
+    vec![("bert-ranker", ranker(86, true)), ("bert-ranker-output", ranker(87, false))]
+}
+
+/// A file with five special tokens, all letters as beginnings and ends of words, a few pieces, and punctuation.
+fn begin(seed: u64, architecture: &str, types: u32) -> (Forge, u64) {
+    let mut tokens: Vec<String> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned).into();
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let pieces = ["th", "the", "ing", "er", "cat", "dog", "sat", "on", "mat", "sky"].map(str::to_owned);
+    let words: Vec<String> = letters.into_iter().chain(pieces).collect();
+    tokens.extend(words.iter().map(|word| format!("\u{2581}{word}")));
+    tokens.extend(words);
+    tokens.extend([".", ",", "?", "!", "天", "空"].map(|sign| format!("\u{2581}{sign}")));
+    // As many as the tests' ids reach to.
+    tokens.extend((tokens.len()..260).map(|number| format!("[unused{number}]")));
+    let mut kinds = vec![3; 5];
+    kinds.resize(tokens.len(), 1);
+    let (forge, _) = start(seed, architecture, DIMS);
+    let forge = forge
+        .without("tokenizer.ggml.scores")
+        .without("tokenizer.ggml.eos_token_id")
+        .set("tokenizer.ggml.model", Value::string("bert"))
+        .set("tokenizer.ggml.tokens", Value::strings(&tokens))
+        .set("tokenizer.ggml.token_type", Value::i32s(&kinds))
+        .set("tokenizer.ggml.token_type_count", Value::u32(types))
+        .set("tokenizer.ggml.padding_token_id", Value::u32(0))
+        .set("tokenizer.ggml.unknown_token_id", Value::u32(1))
+        .set("tokenizer.ggml.bos_token_id", Value::u32(2))
+        .set("tokenizer.ggml.cls_token_id", Value::u32(2))
+        .set("tokenizer.ggml.seperator_token_id", Value::u32(3))
+        .set("tokenizer.ggml.mask_token_id", Value::u32(4));
+    let forge = with(forge, "attention.layer_norm_epsilon", Value::f32(EPSILON));
+    let forge = with(forge, "attention.causal", Value::bool(false));
+    (with(forge, "context_length", Value::u32(CONTEXT)), tokens.len() as u64)
+}
+
+fn bert(seed: u64, types: u32) -> Forge {
+    let (forge, vocab) = begin(seed, "bert", types);
+    let mut weights = Weights { forge, random: Random(seed) };
+    embeddings(&mut weights, vocab, types);
+    weights.add("position_embd.weight", &[DIMS.hidden, CONTEXT.into()], 0.0, 0.7);
+    for index in 0..DIMS.layers {
+        let layer = format!("blk.{index}");
+        weights.qkv(&layer, DIMS, Qkv { fused: false, bias: true });
+        weights.linear(&format!("{layer}.attn_output"), [DIMS.hidden, DIMS.hidden], 1.0, true);
+        weights.layer_norm(&format!("{layer}.attn_output_norm"), DIMS.hidden);
+        weights.linear(&format!("{layer}.ffn_up"), [DIMS.hidden, DIMS.ffn], 1.5, true);
+        weights.linear(&format!("{layer}.ffn_down"), [DIMS.ffn, DIMS.hidden], 1.5, true);
+        weights.layer_norm(&format!("{layer}.layer_output_norm"), DIMS.hidden);
+    }
+    weights.forge
+}
+
+fn nomic(seed: u64, fused: bool) -> Forge {
+    let (forge, vocab) = begin(seed, "nomic-bert", 2);
+    let forge = with(forge, "rope.freq_base", Value::f32(1000.0));
+    let mut weights = Weights { forge, random: Random(seed) };
+    embeddings(&mut weights, vocab, 2);
+    for index in 0..DIMS.layers {
+        let layer = format!("blk.{index}");
+        weights.qkv(&layer, DIMS, Qkv { fused, bias: false });
+        weights.attention_output(&layer, DIMS);
+        weights.layer_norm(&format!("{layer}.attn_output_norm"), DIMS.hidden);
+        weights.gated(&layer, DIMS, false);
+        weights.layer_norm(&format!("{layer}.layer_output_norm"), DIMS.hidden);
+    }
+    weights.forge
+}
+
+fn embeddings(weights: &mut Weights, vocab: u64, types: u32) {
+    weights.embedding(DIMS.hidden, vocab, false);
+    if types > 0 {
+        weights.add("token_types.weight", &[DIMS.hidden, types.into()], 0.0, 0.7);
+    }
+    weights.layer_norm("token_embd_norm", DIMS.hidden);
+}
