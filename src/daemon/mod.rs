@@ -134,6 +134,7 @@ pub struct Daemon {
     keep: Option<Keep>,
     /// Releases idle memory when memory is short.
     _pressure: Option<pressure::Watch>,
+    _trimmer: Option<trim::Trimmer>,
 }
 
 impl Daemon {
@@ -206,7 +207,9 @@ impl Daemon {
         let accepting = tokio::spawn(accept);
         let (requests, headers) = (Arc::clone(&service), Arc::clone(store.headers()));
         let freed = move || requests.budget.returned_bytes().wrapping_add(headers.returned());
-        drop(tokio::spawn(trim::run(freed, close.clone())));
+        let _trimmer = trim::Trimmer::start(freed)
+            .inspect_err(|error| tracing::warn!("freed memory may stay with the daemon: no thread: {error}"))
+            .ok();
         // Runs in the background while clients are answered.
         map_wanted(Arc::clone(&store));
         let wanted = weights::changes(&Default::default(), &config.weights.models);
@@ -214,6 +217,7 @@ impl Daemon {
             weights::start(Arc::clone(&store), engine.handle(), wanted, bring(rest, engine.handle()));
         Ok(Self {
             _pressure,
+            _trimmer,
             service,
             store,
             acceptor,
