@@ -6,7 +6,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Slices};
 use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{ActivationType, Backend, KvType};
 use rocmforge::model::{Model, ModelId};
@@ -17,6 +19,7 @@ use crate::gpu;
 use crate::logits::{best_isa, log_softmax};
 use crate::on_gpu::on_gpu;
 use crate::runner::Runner;
+use crate::steps::{FLOAT, isas};
 
 /// Largest difference of a log-probability, in nats. Sums in another order differ by some 1e-6. The other engine's
 /// angles are in single precision: 1e-5 at these positions.
@@ -87,6 +90,37 @@ fn a_gpu_refuses_by_name_what_the_cpu_alone_computes() {
             |error: &String| error.contains("project heads") || error.contains("both ways within a window");
         let (named, alone) = (refused.as_ref().is_some_and(names), forge::CPU_ALONE.contains(&name));
         assert!(named == alone && refused.is_some() == alone, "{name}: {refused:?}");
+    }
+}
+
+#[test]
+fn threads_instructions_and_pauses_change_no_bit_of_latent_attention() {
+    let ids: Vec<u32> = (0..86).map(|i| (i * 53 + 7) % 250 + 3).collect();
+    let scratch = tempfile::tempdir().unwrap();
+    let latent = forge::newer_decoders().into_iter().filter(|(name, _)| name.starts_with("deepseek2"));
+    for (name, forge) in latent {
+        let path = scratch.path().join(name);
+        fs::write(&path, forge.build().bytes).unwrap();
+        // A prompt in one step, then tokens one at a time.
+        let logits = |options: CpuOptions, threads: usize, slices: Slices| {
+            let mut backend = CpuBackend::with_exact_threads(options, threads).unwrap();
+            backend.set_slices(slices);
+            let mut runner = Runner::on(&path, Box::new(backend));
+            let (first, rest) = ids.split_at(80);
+            rest.chunks(1).fold(runner.feed(first), |_, token| runner.feed(token))
+        };
+        for options in [FLOAT, CpuOptions { kv: KvType::F16, ..FLOAT }] {
+            let want = logits(options, 1, Slices::default());
+            for (isa, threads) in isas().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                let options = CpuOptions { isa: Some(isa), ..options };
+                let got = logits(options, threads, Slices::default());
+                assert!(got == want, "{name} on {isa}, {threads} threads");
+            }
+            let pauses = Slices { pause: Duration::ZERO, ..Slices::default() };
+            assert!(logits(options, 2, pauses) == want, "{name} in pieces");
+            let apart = CpuOptions { unfused: true, ..options };
+            assert!(logits(apart, 2, Slices::default()) == want, "{name}, each operation by itself");
+        }
     }
 }
 
