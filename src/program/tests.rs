@@ -313,7 +313,8 @@ fn heads_have_the_parts_that_are_projected_or_joined() {
     let part = |head_dim, first, width| HeadPart { head_dim, first, width };
     let project = |of: HeadPart, rows: u64, width: usize| {
         move |rig: &mut Rig| {
-            let (weight, out) = (rig.matrix(rows, of.width.into()), rig.builder.value(width));
+            let weight = rig.matrix(rows, of.width.max(1).into());
+            let out = rig.builder.value(width);
             rig.builder.push(Op::ProjectHeads { weight, from: rig.x, part: of, out });
         }
     };
