@@ -239,10 +239,18 @@ impl Checker<'_> {
                 demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
             }
-            Op::Route { logits, out, bias, .. } => {
+            Op::Route { logits, out, bias, groups, .. } => {
                 let (count, used) = (self.width(logits)?, self.width(out)?);
                 bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
-                demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
+                demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))?;
+                groups.map_or(Ok(()), |groups| {
+                    let known = groups.count > 0 && count.is_multiple_of(groups.count);
+                    let size = if known { count / groups.count } else { 0 };
+                    let enough = size >= 2 && u64::from(size) * u64::from(groups.used) >= u64::from(used);
+                    demand(enough && groups.used <= groups.count, || {
+                        format!("{used} of {count} experts are chosen of {groups:?}")
+                    })
+                })
             }
             Op::Experts { experts, biases, from, out, .. } => {
                 let ffn = self.experts(experts, from, out)?;

@@ -148,7 +148,7 @@ pub enum Op {
         out: ValueId,
     },
     /// Chooses the `width of out` experts with the largest chances, and their weights, which are their chances. Of equal
-    /// experts, the lower number wins.
+    /// experts, the lower number wins. With groups, only experts of the best groups are chosen.
     Route {
         /// One logit per expert.
         logits: ValueId,
@@ -156,6 +156,8 @@ pub enum Op {
         gating: Gating,
         /// `[width of logits]` f32, added to the chances for the choice, but not for the weights.
         bias: Option<TensorId>,
+        /// Runs of neighbouring experts.
+        groups: Option<ExpertGroups>,
         /// Divides the weights of a row's experts by their sum.
         normalise: bool,
         /// Factor of the weights, after normalisation.
@@ -266,6 +268,15 @@ pub enum Activation {
     /// Of a gate g and its u: `g' / (1 + e^(-1.702 g')) * (1 + u')`. Here g' is g, at most 7, and u' is u, clamped to -7
     /// and 7. Only of gates.
     Clamped,
+}
+
+/// Experts in groups of equal size. A group is as good as the sum of its two largest chances, with the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: u32,
+    /// Groups of which a row's experts are chosen. Of equal groups, the lower number wins.
+    pub used: u32,
 }
 
 /// The experts of a layer as consecutive tensors of the program: gate, up and down of the first, then of the second,

@@ -258,6 +258,7 @@ fn experts_are_alike_and_come_when_chosen() {
                 logits,
                 gating: Gating::Softmax,
                 bias: None,
+                groups: None,
                 normalise: true,
                 scale: 1.0,
                 out: choice,
@@ -290,6 +291,23 @@ fn experts_are_alike_and_come_when_chosen() {
         let out = rig.builder.value(WIDTH);
         rig.builder.push(Op::Activate { activation: Activation::Clamped, from: rig.x, out });
     });
+}
+
+#[test]
+fn groups_have_equally_many_experts_and_enough_of_them() {
+    let route = |count, used, experts: usize| {
+        move |rig: &mut Rig| {
+            let (logits, out) = (rig.project(6), rig.builder.choice(experts));
+            let groups = Some(ExpertGroups { count, used });
+            let (gating, bias, normalise, scale) = (Gating::Sigmoid, None, true, 1.0);
+            rig.builder.push(Op::Route { logits, gating, bias, groups, normalise, scale, out });
+        }
+    };
+    assert_eq!(fault(route(3, 2, 4)), None);
+    assert_eq!(fault(route(3, 3, 6)), None);
+    for (count, used, experts) in [(0, 1, 1), (4, 1, 1), (6, 1, 1), (3, 4, 1), (3, 0, 1), (3, 2, 5)] {
+        refused("experts are chosen of", route(count, used, experts));
+    }
 }
 
 #[test]

@@ -478,12 +478,12 @@ impl Maker<'_, '_> {
         for part in self.outline.program.parts() {
             let mut taken = Vec::new();
             for op in &part.ops {
-                let &Op::Route { gating, normalise, scale, out, .. } = op else { continue };
+                let &Op::Route { gating, groups, normalise, scale, out, .. } = op else { continue };
                 let Some((ffn, hidden)) = part.ops.iter().find_map(|op| self.expert_widths(op, out)) else {
                     continue;
                 };
                 let used = self.outline.width(out);
-                let spec = ChoiceSpec { used, gating, normalise, scale, ffn, hidden };
+                let spec = ChoiceSpec { used, gating, groups, normalise, scale, ffn, hidden };
                 let choices = &mut self.bound.choices;
                 let same =
                     (0..choices.len()).find(|number| choices[*number] == spec && !taken.contains(number));

@@ -154,7 +154,8 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let own = if flash { Gating::Sigmoid } else { Gating::Softmax };
     let found = experts::required(&w.metadata, own, &[Gating::Softmax, Gating::Sigmoid])?;
     let normalise = w.metadata.flag_if_there("expert_weights_norm")?.unwrap_or(false);
-    let experts = Experts { bias: Presence::Optional, normalise, ..found };
+    let groups = experts::groups(&w.metadata, &found)?;
+    let experts = Experts { groups, bias: Presence::Optional, normalise, ..found };
     let most = (FFN_MAX / experts.ffn as u64).min(64);
     let shared = w.metadata.count("expert_shared_count", 1..=most)? * experts.ffn;
     let dense = w.metadata.count_if_there("leading_dense_block_count", 0..=sizes.blocks as u64)?.unwrap_or(0);

@@ -450,6 +450,7 @@ impl<'a> Writer<'a> {
             logits,
             gating: experts.gating,
             bias,
+            groups: experts.groups,
             normalise: experts.normalise,
             scale: experts.scale,
             out: choice,

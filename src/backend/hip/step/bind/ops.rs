@@ -347,7 +347,10 @@ impl Lower<'_> {
     }
 
     fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Route { logits, gating, bias, normalise, scale, out } = *op else { return Ok(()) };
+        let Op::Route { logits, gating, bias, groups, normalise, scale, out } = *op else { return Ok(()) };
+        if groups.is_some() {
+            return Err(limits::operation("a choice of groups of experts"));
+        }
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {

@@ -25,7 +25,14 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     let sigmoid = with(decoder(182, true), "expert_gating_func", Value::u32(2));
     let sigmoid = with(sigmoid, "expert_weights_norm", Value::bool(true));
     let sigmoid = with(sigmoid, "expert_weights_scale", Value::f32(1.5));
-    vec![("deepseek2-lite", decoder(181, false)), ("deepseek2", scaled(sigmoid, yarn))]
+    let groups = with(decoder(183, true), "expert_gating_func", Value::u32(2));
+    let groups = with(groups, "expert_group_count", Value::u32(4));
+    let groups = with(groups, "expert_group_used_count", Value::u32(2));
+    vec![
+        ("deepseek2-lite", decoder(181, false)),
+        ("deepseek2", scaled(sigmoid, yarn)),
+        ("deepseek2-groups", groups),
+    ]
 }
 
 /// `large`: with compressed queries, and a bias of experts' chances.
