@@ -3,8 +3,8 @@
 //! Backends rely on this: they need not check any shape of a finished program again.
 
 use super::{
-    Activation, Classifier, Content, Encoder, Linear, Op, Output, Part, PartKind, Program, Residence, RopeId,
-    Rows, State, StateId, TableRow, TensorId, Value, ValueId,
+    Activation, Classifier, Content, Encoder, HeadPart, Linear, Op, Output, Part, PartKind, Program,
+    Residence, RopeId, Rows, State, StateId, TableRow, TensorId, Value, ValueId,
 };
 use crate::tensor::DType;
 
@@ -189,6 +189,20 @@ impl Checker<'_> {
                 self.shape(weight, rows, self.width(from)?)?;
                 bias.map_or(Ok(()), |bias| self.vector(bias, rows))
             }
+            Op::ProjectHeads { weight, from, part, out } => {
+                demand(from != out, || "a projection must not write its input".into())?;
+                let (heads, rows) = (self.heads(from, part)?, self.width(out)?);
+                demand(rows.is_multiple_of(heads), || "all heads must have equally many outputs".into())?;
+                self.shape(weight, rows, part.width)
+            }
+            Op::JoinHeads { first, first_part, second, second_part, out } => {
+                demand(first != out && second != out, || "joined heads must not be their own parts".into())?;
+                let heads = self.heads(first, first_part)?;
+                demand(self.heads(second, second_part)? == heads, || "the numbers of heads differ".into())?;
+                let joined = first_part.width.checked_add(second_part.width);
+                let width = joined.and_then(|joined| joined.checked_mul(heads));
+                demand(width == Some(self.width(out)?), || "joined heads must have both parts".into())
+            }
             Op::Rope { rope, head_dim, value } => self.rope(rope, head_dim, value),
             Op::Store { state, keys, values } => {
                 let (heads, head_dim) = self.kv(state)?;
@@ -197,7 +211,7 @@ impl Checker<'_> {
                     "keys must be as wide as their state".into()
                 })
             }
-            Op::Attend { state, queries, window, both_ways, cap, sinks, out, scale } => {
+            Op::Attend { state, queries, window, cap, sinks, out, scale, .. } => {
                 let (heads, head_dim) = self.kv(state)?;
                 let whole = heads
                     .checked_mul(head_dim)
@@ -206,7 +220,6 @@ impl Checker<'_> {
                 demand(window != Some(0) && scale.is_finite(), || {
                     "the window must include the row, and the scale must be finite".into()
                 })?;
-                demand(!both_ways || window.is_none(), || "a window must not look both ways".into())?;
                 cap.map_or(Ok(()), finite_cap)?;
                 let query_heads = self.width(queries)? / head_dim;
                 sinks.map_or(Ok(()), |sinks| self.vector(sinks, query_heads))?;
@@ -226,10 +239,18 @@ impl Checker<'_> {
                 demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
             }
-            Op::Route { logits, out, bias, .. } => {
+            Op::Route { logits, out, bias, groups, .. } => {
                 let (count, used) = (self.width(logits)?, self.width(out)?);
                 bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
-                demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
+                demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))?;
+                groups.map_or(Ok(()), |groups| {
+                    let known = groups.count > 0 && count.is_multiple_of(groups.count);
+                    let size = if known { count / groups.count } else { 0 };
+                    let enough = size >= 2 && u64::from(size) * u64::from(groups.used) >= u64::from(used);
+                    demand(enough && groups.used <= groups.count, || {
+                        format!("{used} of {count} experts are chosen of {groups:?}")
+                    })
+                })
             }
             Op::Experts { experts, biases, from, out, .. } => {
                 let ffn = self.experts(experts, from, out)?;
@@ -264,6 +285,17 @@ impl Checker<'_> {
         demand(whole && rope.spec.dims <= head_dim as usize, || {
             "head_dim must divide the width and be at least the rotated values".into()
         })
+    }
+
+    /// Returns the number of heads, of which each has the part.
+    fn heads(&self, value: ValueId, part: HeadPart) -> Result<u32, String> {
+        let HeadPart { head_dim, first, width: of_part } = part;
+        let width = self.width(value)?;
+        let inside = of_part > 0 && first.checked_add(of_part).is_some_and(|end| end <= head_dim);
+        demand(inside && width > 0 && width.is_multiple_of(head_dim), || {
+            "heads must divide the width, and have the part".into()
+        })?;
+        Ok(width / head_dim)
     }
 
     /// Returns the width of the experts' hidden layer.

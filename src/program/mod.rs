@@ -13,7 +13,7 @@ use std::ops::Range;
 
 pub use builder::Builder;
 pub use check::ProgramError;
-pub use op::{Access, Activation, ExpertRange, Gating, NormKind, Op, TableRow};
+pub use op::{Access, Activation, ExpertGroups, ExpertRange, Gating, HeadPart, NormKind, Op, TableRow};
 pub use rope::{Growth, RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
 use crate::tensor::{DType, LazyTensor};

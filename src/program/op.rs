@@ -64,6 +64,30 @@ pub enum Op {
         /// Adds the result to `out`.
         add: bool,
     },
+    /// Of each head h of r: `out[h] = weight[h] * part of from[h]`, a matrix for each head.
+    ProjectHeads {
+        /// `[heads * outputs, part.width]`: the matrices of all heads, one after the other.
+        weight: TensorId,
+        /// Read.
+        from: ValueId,
+        /// The part of each of its heads.
+        part: HeadPart,
+        /// Written: `outputs` values of each head.
+        out: ValueId,
+    },
+    /// Of each head h of r: `out[h]` is a part of `first[h]`, then a part of `second[h]`.
+    JoinHeads {
+        /// Read.
+        first: ValueId,
+        /// The part of each of its heads.
+        first_part: HeadPart,
+        /// Read; of as many heads as `first`.
+        second: ValueId,
+        /// The part of each of its heads.
+        second_part: HeadPart,
+        /// Written.
+        out: ValueId,
+    },
     /// Rotates the first [`RopeSpec::dims`](super::RopeSpec::dims) values of each head by the row's position.
     Rope {
         /// The rotary embedding.
@@ -93,8 +117,8 @@ pub enum Op {
         scale: f32,
         /// A row at position p sees positions above `p - window`, up to its own; without a window, all up to its own.
         window: Option<u32>,
-        /// A row sees the later positions too that its sequence has in the step. Without a window; a step must then have all
-        /// rows of a sequence.
+        /// A row sees the later positions too that its sequence has in the step. A window then reaches `window / 2` positions
+        /// before the row's own, and as many after it. A step must have all rows of a sequence.
         both_ways: bool,
         /// Scores x become `cap * tanh(x / cap)`; above 0.
         cap: Option<f32>,
@@ -124,7 +148,7 @@ pub enum Op {
         out: ValueId,
     },
     /// Chooses the `width of out` experts with the largest chances, and their weights, which are their chances. Of equal
-    /// experts, the lower number wins.
+    /// experts, the lower number wins. With groups, only experts of the best groups are chosen.
     Route {
         /// One logit per expert.
         logits: ValueId,
@@ -132,6 +156,8 @@ pub enum Op {
         gating: Gating,
         /// `[width of logits]` f32, added to the chances for the choice, but not for the weights.
         bias: Option<TensorId>,
+        /// Runs of neighbouring experts.
+        groups: Option<ExpertGroups>,
         /// Divides the weights of a row's experts by their sum.
         normalise: bool,
         /// Factor of the weights, after normalisation.
@@ -187,6 +213,24 @@ pub enum Op {
     },
 }
 
+/// Neighbouring values of each head of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPart {
+    /// Values of a head.
+    pub head_dim: u32,
+    /// The first value of the part.
+    pub first: u32,
+    /// Values of the part.
+    pub width: u32,
+}
+
+impl HeadPart {
+    /// All values of heads of `head_dim`.
+    pub fn whole(head_dim: u32) -> Self {
+        Self { head_dim, first: 0, width: head_dim }
+    }
+}
+
 /// The row of a table that [`Op::AddRow`] adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableRow {
@@ -224,6 +268,15 @@ pub enum Activation {
     /// Of a gate g and its u: `g' / (1 + e^(-1.702 g')) * (1 + u')`. Here g' is g, at most 7, and u' is u, clamped to -7
     /// and 7. Only of gates.
     Clamped,
+}
+
+/// Experts in groups of equal size. A group is as good as the sum of its two largest chances, with the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: u32,
+    /// Groups of which a row's experts are chosen. Of equal groups, the lower number wins.
+    pub used: u32,
 }
 
 /// The experts of a layer as consecutive tensors of the program: gate, up and down of the first, then of the second,
@@ -280,12 +333,15 @@ impl Op {
         let all = match *self {
             Self::Embed { out, .. } => [Some((out, Write)), None, None],
             Self::AddRow { out, .. } => [Some((out, Update)), None, None],
-            Self::Take { from, out } | Self::Activate { from, out, .. } => {
-                [Some((from, Read)), Some((out, Write)), None]
-            }
+            Self::Take { from, out }
+            | Self::Activate { from, out, .. }
+            | Self::ProjectHeads { from, out, .. } => [Some((from, Read)), Some((out, Write)), None],
             Self::Norm { from, out, .. } if from == out => [Some((out, Update)), None, None],
             Self::Norm { from, out, add, .. } | Self::Project { from, out, add, .. } => {
                 [Some((from, Read)), Some((out, written(add))), None]
+            }
+            Self::JoinHeads { first, second, out, .. } => {
+                [Some((first, Read)), Some((second, Read)), Some((out, Write))]
             }
             Self::Rope { value, .. } | Self::Cap { value, .. } | Self::Scale { value, .. } => {
                 [Some((value, Update)), None, None]
@@ -316,6 +372,8 @@ impl Op {
             Self::Take { .. } => "take",
             Self::Norm { .. } => "norm",
             Self::Project { .. } => "project",
+            Self::ProjectHeads { .. } => "project heads",
+            Self::JoinHeads { .. } => "join heads",
             Self::Rope { .. } => "rope",
             Self::Store { .. } => "store",
             Self::Attend { .. } => "attend",

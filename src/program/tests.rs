@@ -258,6 +258,7 @@ fn experts_are_alike_and_come_when_chosen() {
                 logits,
                 gating: Gating::Softmax,
                 bias: None,
+                groups: None,
                 normalise: true,
                 scale: 1.0,
                 out: choice,
@@ -293,6 +294,23 @@ fn experts_are_alike_and_come_when_chosen() {
 }
 
 #[test]
+fn groups_have_equally_many_experts_and_enough_of_them() {
+    let route = |count, used, experts: usize| {
+        move |rig: &mut Rig| {
+            let (logits, out) = (rig.project(6), rig.builder.choice(experts));
+            let groups = Some(ExpertGroups { count, used });
+            let (gating, bias, normalise, scale) = (Gating::Sigmoid, None, true, 1.0);
+            rig.builder.push(Op::Route { logits, gating, bias, groups, normalise, scale, out });
+        }
+    };
+    assert_eq!(fault(route(3, 2, 4)), None);
+    assert_eq!(fault(route(3, 3, 6)), None);
+    for (count, used, experts) in [(0, 1, 1), (4, 1, 1), (6, 1, 1), (3, 4, 1), (3, 0, 1), (3, 2, 5)] {
+        refused("experts are chosen of", route(count, used, experts));
+    }
+}
+
+#[test]
 fn a_row_is_opened_by_one_number() {
     let open = |width| {
         move |rig: &mut Rig| {
@@ -305,6 +323,39 @@ fn a_row_is_opened_by_one_number() {
     refused("its own gate", |rig| {
         let gate = rig.project(1);
         rig.builder.push(Op::Open { gate, value: gate });
+    });
+}
+
+#[test]
+fn heads_have_the_parts_that_are_projected_or_joined() {
+    let part = |head_dim, first, width| HeadPart { head_dim, first, width };
+    let project = |of: HeadPart, rows: u64, width: usize| {
+        move |rig: &mut Rig| {
+            let weight = rig.matrix(rows, of.width.max(1).into());
+            let out = rig.builder.value(width);
+            rig.builder.push(Op::ProjectHeads { weight, from: rig.x, part: of, out });
+        }
+    };
+    assert_eq!(fault(project(part(2, 1, 1), 6, 6)), None);
+    refused("must have shape [1, 6]", project(part(2, 1, 1), 4, 6));
+    refused("equally many outputs", project(part(2, 1, 1), 5, 5));
+    for bad in [part(3, 0, 1), part(2, 1, 2), part(2, 0, 0), part(0, 0, 1), part(2, u32::MAX, 1)] {
+        refused("heads must divide the width", project(bad, 6, 6));
+    }
+    let join = |first: HeadPart, second: HeadPart, width: usize| {
+        move |rig: &mut Rig| {
+            let (other, out) = (rig.project(6), rig.builder.value(width));
+            let [first_part, second_part] = [first, second];
+            rig.builder.push(Op::JoinHeads { first: rig.x, first_part, second: other, second_part, out });
+        }
+    };
+    assert_eq!(fault(join(part(2, 1, 1), HeadPart::whole(3), 8)), None);
+    refused("must have both parts", join(part(2, 1, 1), HeadPart::whole(3), 6));
+    refused("numbers of heads differ", join(part(2, 1, 1), HeadPart::whole(6), 8));
+    refused("their own parts", |rig| {
+        let (first, second) = (rig.x, rig.project(4));
+        let whole = HeadPart::whole(4);
+        rig.builder.push(Op::JoinHeads { first, first_part: whole, second, second_part: whole, out: first });
     });
 }
 
@@ -362,7 +413,7 @@ fn an_encoder_has_rows_of_whole_texts() {
     assert_eq!(encoder_fault(6, |rig| attend_to(rig, true, None)), None);
     says(encoder_fault(7, |_| ()), "for 7 rows or more");
     says(encoder_fault(0, |_| ()), "texts of some");
-    says(encoder_fault(6, |rig| attend_to(rig, true, Some(2))), "must not look both ways");
+    assert_eq!(encoder_fault(6, |rig| attend_to(rig, true, Some(2))), None);
     let taken = encoder_fault(6, |rig| {
         let out = rig.builder.wanted_value(WIDTH);
         rig.builder.push(Op::Take { from: rig.x, out });

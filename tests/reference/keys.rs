@@ -50,6 +50,9 @@ const SHAPES: &[&str] = &[
     "attention.head_count_kv",
     "attention.key_length",
     "attention.value_length",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "attention.q_lora_rank",
     "nextn_predict_layers",
     "rope.dimension_count",
 ];
@@ -190,9 +193,11 @@ fn keys_with_values_that_change_nothing_are_let_through() {
         ] {
             let other_values: &[&str] = match name {
                 "logit_scale" => &["granite", "granitemoe", "command-r", "cohere2"],
-                "attention.sliding_window" => &["gemma2", "gemma3", "cohere2", "gpt-oss"],
+                "attention.sliding_window" => {
+                    &["gemma2", "gemma3", "cohere2", "gpt-oss", "modern-bert", "gemma-embedding"]
+                }
                 "expert_gating_func" => &["glm4moe", "minimax-m2"],
-                "pooling_type" => &["bert", "nomic-bert"],
+                "pooling_type" => &["bert", "nomic-bert", "jina-bert-v3", "modern-bert", "gemma-embedding"],
                 _ => &[],
             };
             if other_values.contains(&architecture.as_str()) {

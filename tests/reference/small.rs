@@ -464,6 +464,7 @@ impl Writer<'_> {
                     logits,
                     gating: Gating::Softmax,
                     bias: None,
+                    groups: None,
                     normalise,
                     scale,
                     out: choice,

@@ -53,9 +53,9 @@ pub struct Problem<'a> {
     pub group: usize,
     /// Factor applied to queries.
     pub scale: f32,
-    /// Positions that a row sees, including its own: at least 1.
+    /// Positions that a row sees, including its own: at least 1. Both ways, half of it before the row, and half of it after.
     pub window: usize,
-    /// A row sees all positions that its sequence has in the step, and those before.
+    /// A row sees positions after its own, too, which its sequence has in the step.
     pub both_ways: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
@@ -66,13 +66,20 @@ pub struct Problem<'a> {
 impl Problem<'_> {
     /// Positions that a row sees.
     fn visible(&self, row: usize) -> Range<usize> {
-        let end = self.end(row);
-        end.saturating_sub(self.window)..end
+        let (end, len) = (self.end(row), self.step.len(row));
+        let before = if self.both_ways { self.window / 2 } else { self.window - 1 };
+        (len - 1).saturating_sub(before)..end
     }
 
     /// The end of the positions that a row sees.
     fn end(&self, row: usize) -> usize {
-        if self.both_ways { self.step.text_len(row) } else { self.step.len(row) }
+        let len = self.step.len(row);
+        if self.both_ways { self.step.text_len(row).min(len.saturating_add(self.window / 2)) } else { len }
+    }
+
+    /// Tokens in a split of a row. All rows of a text that sees both ways have equal splits.
+    fn split_len(&self, row: usize) -> usize {
+        split_len(if self.both_ways { self.step.text_len(row) } else { self.step.len(row) })
     }
 }
 
@@ -245,7 +252,7 @@ fn tile<E: KvElement, S: Simd>(
     let kv_head = out.cols().start / (p.group * head_dim);
     let queries = rows.len() * p.group;
     let longest = p.end(rows.end - 1);
-    let split = split_len(longest);
+    let split = p.split_len(rows.end - 1);
     let first = p.visible(rows.start).start / split * split;
     load_queries(p, rows.clone(), kv_head, scratch);
     scratch.total.reset(queries, stride);
@@ -584,17 +591,4 @@ fn exp<S: Simd>(s: S, x: f32) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_beyond_memory_are_an_error() {
-        let mut partials = Partials::default();
-        assert_eq!(partials.resize(3, 18).unwrap().len(), 54);
-        for (items, item_len) in [(usize::MAX, 2), (usize::MAX / 4, 1), (1 << 40, 1 << 20)] {
-            let refused = partials.resize(items, item_len);
-            assert!(matches!(refused, Err(BackendError::OutOfMemory { .. })), "{items} of {item_len}");
-        }
-        assert_eq!(partials.resize(2, 18).unwrap().len(), 36);
-    }
-}
+mod tests;

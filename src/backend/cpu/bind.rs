@@ -8,11 +8,17 @@
 //! - a gate over two projections
 //! - runs of operations that work row by row
 
+mod places;
+
 use std::collections::HashMap;
+
+use places::{Places, note_values, place};
 
 use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::experts::{ChoiceSpec, ExpertSet};
-use crate::program::{Activation, NormKind, Op, Program, RopeId, Rows, StateId, TableRow, TensorId, ValueId};
+use crate::program::{
+    Activation, HeadPart, NormKind, Op, Program, RopeId, Rows, StateId, TableRow, TensorId, ValueId,
+};
 
 /// The columns of a plane that hold a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +84,8 @@ pub enum RowOp {
     Norm { norm: NormSpec, from: Place, out: Place, add: bool },
     /// See [`Op::Rope`].
     Rope { rope: RopeId, head_dim: usize, value: Place },
+    /// See [`Op::JoinHeads`].
+    Join { parts: [(Place, HeadPart); 2], out: Place },
     /// See [`Op::Gate`].
     Gate { activation: Activation, gate: Place, up: Place, out: Place },
     /// See [`Op::Activate`].
@@ -105,6 +113,8 @@ pub enum Unit {
     Product { input: Input, parts: Vec<Matrix>, out: Place, add: bool },
     /// `activation(gate) * up` of two projections of one input.
     Gated { input: Input, gate: Matrix, up: Matrix, activation: Activation, out: Place },
+    /// See [`Op::ProjectHeads`]. The output has a plane of its own.
+    Heads { weight: TensorId, from: Place, part: HeadPart, out: Place, rows: Rows },
     /// Row-by-row operations, one after the other.
     RowOps { ops: Vec<RowOp>, rows: Rows },
     /// See [`Op::Store`].
@@ -276,69 +286,15 @@ impl<'a> Outline<'a> {
 /// The value that determines the rows of a row-by-row operation; `None` for other operations.
 fn row_value(op: &Op) -> Option<ValueId> {
     match op {
-        Op::Norm { out, .. } | Op::Gate { out, .. } | Op::Activate { out, .. } | Op::Add { out, .. } => {
-            Some(*out)
-        }
+        Op::Norm { out, .. }
+        | Op::JoinHeads { out, .. }
+        | Op::Gate { out, .. }
+        | Op::Activate { out, .. }
+        | Op::Add { out, .. } => Some(*out),
         Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Open { value, .. } | Op::Scale { value, .. } => {
             Some(*value)
         }
         _ => None,
-    }
-}
-
-/// Values that lie side by side in one plane, and the first and last stretch that uses them.
-struct Bundle {
-    spec: PlaneSpec,
-    first: usize,
-    last: usize,
-}
-
-/// Gives each kept value a place. A plane is reused for values of the same size after the last read of its values.
-struct Places {
-    bundles: Vec<Bundle>,
-    /// By value: bundle number and first column.
-    of: Vec<Option<(usize, usize)>>,
-    /// Plane number by bundle.
-    planes: Vec<usize>,
-}
-
-impl Places {
-    fn new(values: usize) -> Self {
-        Self { bundles: Vec::new(), of: vec![None; values], planes: Vec::new() }
-    }
-
-    /// Records that stretch `at` uses these values. New ones are placed side by side.
-    fn used(&mut self, outline: &Outline<'_>, values: &[ValueId], at: usize) {
-        let mut fresh = None;
-        for value in values {
-            let slot = &mut self.of[value.0 as usize];
-            let (bundle, _) = *slot.get_or_insert_with(|| {
-                let number = *fresh.get_or_insert_with(|| {
-                    let spec = PlaneSpec { cols: 0, rows: outline.rows(*value) };
-                    self.bundles.push(Bundle { spec, first: at, last: at });
-                    self.bundles.len() - 1
-                });
-                let spec = &mut self.bundles[number].spec;
-                spec.cols += outline.width(*value);
-                (number, spec.cols - outline.width(*value))
-            });
-            self.bundles[bundle].last = at;
-        }
-    }
-
-    fn planes(&mut self) -> Vec<PlaneSpec> {
-        let mut planes: Vec<(PlaneSpec, usize)> = Vec::new();
-        for bundle in &self.bundles {
-            // Bundles are in order of first use.
-            let free = planes.iter().position(|(spec, last)| *spec == bundle.spec && *last < bundle.first);
-            let plane = free.unwrap_or_else(|| {
-                planes.push((bundle.spec, 0));
-                planes.len() - 1
-            });
-            planes[plane].1 = bundle.last;
-            self.planes.push(plane);
-        }
-        planes.into_iter().map(|(spec, _)| spec).collect()
     }
 }
 
@@ -380,47 +336,6 @@ impl Bound {
     pub fn place(&self, value: ValueId) -> Option<Place> {
         self.places.get(value.0 as usize).copied().flatten()
     }
-}
-
-/// Records the values that a stretch keeps. Values within the stretch and choices have no place.
-fn note_values(places: &mut Places, outline: &Outline<'_>, ops: &[Op], stretch: &Stretch, at: usize) {
-    let (folded, kept) = match stretch {
-        Stretch::Product { folded, .. } => (*folded, &ops[*folded..]),
-        Stretch::Gated { folded } => (*folded, &ops[folded + 2..]),
-        Stretch::RowOps { .. } | Stretch::Single => (0, ops),
-    };
-    let real =
-        |value: &ValueId| outline.program.values()[value.0 as usize].content == crate::program::Content::Real;
-    let values = |ops: &[Op], reads: bool| -> Vec<ValueId> {
-        let of = ops.iter().flat_map(Op::values).filter(|(_, access)| access.reads() == reads);
-        of.map(|(value, _)| value).filter(real).collect()
-    };
-    if folded > 0 {
-        places.used(outline, &values(&ops[..1], true), at);
-    }
-    match stretch {
-        Stretch::Product { folded: 0, .. } => places.used(outline, &values(kept, true), at),
-        Stretch::Gated { folded: 0 } => places.used(outline, &values(&ops[..1], true), at),
-        // The values that a product is added to.
-        Stretch::Product { .. } => {
-            let input = kept.first().and_then(|op| op.values().next()).map(|(value, _)| value);
-            let others: Vec<_> =
-                values(kept, true).into_iter().filter(|value| Some(*value) != input).collect();
-            places.used(outline, &others, at);
-        }
-        Stretch::Gated { .. } => {}
-        Stretch::RowOps { .. } | Stretch::Single => {
-            values(kept, true).iter().for_each(|value| places.used(outline, &[*value], at));
-            return values(kept, false).iter().for_each(|value| places.used(outline, &[*value], at));
-        }
-    }
-    places.used(outline, &values(kept, false), at);
-}
-
-fn place(outline: &Outline<'_>, places: &Places, value: ValueId) -> Place {
-    let (bundle, first) = places.of[value.0 as usize].unwrap_or_default();
-    let plane = places.planes.get(bundle).copied().unwrap_or_default();
-    Place { plane, first, width: outline.width(value) }
 }
 
 struct Maker<'a, 'b> {
@@ -508,6 +423,10 @@ impl Maker<'_, '_> {
             Op::Rope { rope, head_dim, value } => {
                 RowOp::Rope { rope, head_dim: head_dim as usize, value: at(value) }
             }
+            Op::JoinHeads { first, first_part, second, second_part, out } => {
+                let parts = [(at(first), first_part), (at(second), second_part)];
+                RowOp::Join { parts, out: at(out) }
+            }
             Op::Gate { activation, gate, up, out } => {
                 RowOp::Gate { activation, gate: at(gate), up: at(up), out: at(out) }
             }
@@ -529,6 +448,10 @@ impl Maker<'_, '_> {
             Op::AddRow { table, row, out } => Unit::AddRow { table, row, out: self.place(out) },
             Op::Take { from, out } => Unit::Take { from: self.place(from), out: self.place(out) },
             Op::Project { .. } => self.product(one, 0)?,
+            Op::ProjectHeads { weight, from, part, out } => {
+                let rows = self.outline.rows(out);
+                Unit::Heads { weight, from: self.place(from), part, out: self.place(out), rows }
+            }
             Op::Store { state, keys, values } => {
                 Unit::Store { state, keys: self.place(keys), values: self.place(values) }
             }
@@ -555,12 +478,12 @@ impl Maker<'_, '_> {
         for part in self.outline.program.parts() {
             let mut taken = Vec::new();
             for op in &part.ops {
-                let &Op::Route { gating, normalise, scale, out, .. } = op else { continue };
+                let &Op::Route { gating, groups, normalise, scale, out, .. } = op else { continue };
                 let Some((ffn, hidden)) = part.ops.iter().find_map(|op| self.expert_widths(op, out)) else {
                     continue;
                 };
                 let used = self.outline.width(out);
-                let spec = ChoiceSpec { used, gating, normalise, scale, ffn, hidden };
+                let spec = ChoiceSpec { used, gating, groups, normalise, scale, ffn, hidden };
                 let choices = &mut self.bound.choices;
                 let same =
                     (0..choices.len()).find(|number| choices[*number] == spec && !taken.contains(number));

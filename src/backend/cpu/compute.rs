@@ -187,6 +187,54 @@ impl Compute {
         Ok(left)
     }
 
+    /// The columns of each head of `out` are the head's matrix times its activations. `weight` has the matrices of all heads
+    /// one after the other, and `acts` the rows of the first head, then of the second, ... Returns the first column that the
+    /// stretch left, if any.
+    ///
+    /// # Errors
+    /// As [`project`](Self::project).
+    pub fn project_heads(
+        &mut self,
+        weight: &DeviceTensor,
+        heads: usize,
+        acts: &ActivationBuffer,
+        out: &mut Plane,
+        stretch: Stretch,
+    ) -> Result<Option<usize>, BackendError> {
+        let view = matrix(weight)?;
+        let (heads, acts) = (heads.max(1), acts.view());
+        let (m, of_head) = (acts.rows() / heads, (view.rows() / heads).max(1));
+        let whole = 0..m;
+        let grid = Grid {
+            stride: out.cols(),
+            rows: std::slice::from_ref(&whole),
+            cols: 0..view.rows(),
+            block_cols: cached_cols(m),
+        };
+        let (kernels, mode) = (self.kernels, self.mode);
+        let phase = Phase { pool: &mut self.pool, workers: &mut self.workers, slices: self.slices, stretch };
+        let left = phase.run(grid, m * acts.cols(), out.values_mut(), |worker, mut block| {
+            let cols = block.cols();
+            let mut start = cols.start;
+            while start < cols.end {
+                let head = start / of_head;
+                let end = cols.end.min((head + 1) * of_head);
+                let (width, acts) = (end - start, acts.rows_from(head * m, m));
+                grow(&mut worker.tile, m * width);
+                let tile = &mut worker.tile[..m * width];
+                let done =
+                    kernels.matmul_rows(&view, start..end, &acts, mode, &mut worker.matmul, tile, width);
+                worker.error = done.err().or(worker.error.take());
+                for (row, product) in tile.chunks_exact(width).enumerate() {
+                    block.row(row)[start - cols.start..][..width].copy_from_slice(product);
+                }
+                start = end;
+            }
+        });
+        self.check_workers()?;
+        Ok(left)
+    }
+
     /// `out[m][i] = activation(gate x + bias) * (up x + bias)` for each activation row m; `parts` are gate and up.
     /// Returns the first column that the stretch left, if any.
     ///

@@ -15,7 +15,7 @@ use super::row_ops::activate;
 use super::scratch::Plane;
 use super::slices::Stretch;
 use crate::backend::{BackendError, Progress, Weights};
-use crate::program::{Activation, ExpertRange, Gating, TensorId};
+use crate::program::{Activation, ExpertGroups, ExpertRange, Gating, TensorId};
 
 /// A choice of experts, and the widths of the experts it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,6 +24,8 @@ pub struct ChoiceSpec {
     pub used: usize,
     /// See [`Op::Route`](crate::program::Op::Route).
     pub gating: Gating,
+    /// See [`Op::Route`](crate::program::Op::Route).
+    pub groups: Option<ExpertGroups>,
     /// See [`Op::Route`](crate::program::Op::Route).
     pub normalise: bool,
     /// See [`Op::Route`](crate::program::Op::Route).
@@ -151,14 +153,19 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
     let all = || 0..logits.len() as u32;
     let sum_of_all: f64 = match dims.gating {
         // Only chances need it: a bias is added to them, or they are weights as they are.
-        Gating::Softmax if !(bias.is_empty() && dims.normalise) => all().map(share).sum(),
+        Gating::Softmax if !(bias.is_empty() && dims.groups.is_none() && dims.normalise) => {
+            all().map(share).sum()
+        }
         Gating::Softmax | Gating::Sigmoid => 1.0,
     };
     // Without a bias, logits are in the order of their chances, and still differ where chances are equal.
-    let sizes: Vec<f32> = match bias {
-        [] => logits.iter().copied().map(number).collect(),
-        bias => {
-            all().zip(bias).map(|(expert, bias)| number((share(expert) / sum_of_all) as f32 + bias)).collect()
+    let sizes: Vec<f32> = match (bias, dims.groups) {
+        ([], None) => logits.iter().copied().map(number).collect(),
+        (bias, groups) => {
+            let bias = |expert: u32| bias.get(expert as usize).copied().unwrap_or(0.0);
+            let size = |expert| number((share(expert) / sum_of_all) as f32 + bias(expert));
+            let sizes: Vec<f32> = all().map(size).collect();
+            groups.map_or_else(|| sizes.clone(), |groups| of_best_groups(&sizes, groups))
         }
     };
     let better = |a: &u32, b: &u32| match sizes[*b as usize].partial_cmp(&sizes[*a as usize]) {
@@ -183,6 +190,26 @@ fn choose(logits: &[f32], bias: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>
     let scale = f64::from(dims.scale);
     weights.extend(best.iter().map(|&expert| (share(expert) / total * scale) as f32));
     chosen.extend(best);
+}
+
+/// The sizes, with those of all but the best groups below any other.
+fn of_best_groups(sizes: &[f32], groups: ExpertGroups) -> Vec<f32> {
+    let of_group = (sizes.len() / groups.count.max(1) as usize).max(1);
+    let two_best = |group: &[f32]| {
+        let largest = |best: [f32; 2], size: f32| match best {
+            [first, _] if size > first => [size, first],
+            [first, second] => [first, second.max(size)],
+        };
+        group.iter().copied().fold([f32::NEG_INFINITY; 2], largest).iter().sum::<f32>()
+    };
+    let mut best: Vec<(usize, f32)> = sizes.chunks(of_group).map(two_best).enumerate().collect();
+    best.sort_by(|(_, a), (_, b)| b.total_cmp(a)); // stable: the lower of equal groups comes first
+    let mut kept = vec![f32::NEG_INFINITY; sizes.len()];
+    for (group, _) in best.into_iter().take(groups.used as usize) {
+        let experts = group * of_group..((group + 1) * of_group).min(sizes.len());
+        kept[experts.clone()].copy_from_slice(&sizes[experts]);
+    }
+    kept
 }
 
 /// Runs gate, up and down of each row's experts; `out +=` their weighted sum. Asks for experts that are not resident.
@@ -295,7 +322,7 @@ mod tests {
         normalise: bool,
         scale: f32,
     ) -> (Vec<u32>, Vec<f32>) {
-        let dims = ChoiceSpec { used, gating, normalise, scale, ffn: 1, hidden: 1 };
+        let dims = ChoiceSpec { used, gating, groups: None, normalise, scale, ffn: 1, hidden: 1 };
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
         choose(logits, bias, &dims, &mut experts, &mut weights);
         (experts, weights)
@@ -340,6 +367,25 @@ mod tests {
         // The shares are 3/13, 9/13 and 1/13.
         let (experts, weights) = biased(&logits, &[0.5, 0.0, 0.0], Gating::Softmax, 2, false, 1.0);
         assert!(experts == [0, 1] && close(&weights, &[3.0 / 13.0, 9.0 / 13.0]), "{experts:?} {weights:?}");
+    }
+
+    /// The chances are 0.5 where not stated otherwise; the groups' two best sum up to 1.1, 1.3, 1.0 and 1.2.
+    #[test]
+    fn experts_are_chosen_of_the_best_groups() {
+        let bias = [0.4, -0.3, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1];
+        let grouped = |used_groups, used| {
+            let groups = Some(ExpertGroups { count: 4, used: used_groups });
+            let (gating, normalise) = (Gating::Sigmoid, false);
+            let dims = ChoiceSpec { used, gating, groups, normalise, scale: 1.0, ffn: 1, hidden: 1 };
+            let (mut experts, mut weights) = (Vec::new(), Vec::new());
+            choose(&[0.0; 8], &bias, &dims, &mut experts, &mut weights);
+            assert_eq!(weights, vec![0.5; used]);
+            experts
+        };
+        assert_eq!(grouped(1, 2), [2, 3]);
+        assert_eq!(grouped(2, 3), [2, 6, 7]);
+        assert_eq!(grouped(3, 3), [0, 2, 6]);
+        assert_eq!(grouped(2, 4), [2, 6, 7, 3]);
     }
 
     #[test]

@@ -96,6 +96,7 @@ fn places(op: &RowOp) -> impl Iterator<Item = Place> + use<> {
             [Some(value), None, None]
         }
         RowOp::Open { gate, value } => [Some(gate), Some(value), None],
+        RowOp::Join { parts: [(first, _), (second, _)], out } => [Some(first), Some(second), Some(out)],
         RowOp::Gate { gate, up, out, .. } => [Some(gate), Some(up), Some(out)],
     };
     all.into_iter().flatten()
@@ -136,6 +137,18 @@ fn run_op(
         }
         (RowOp::Rope { head_dim, value, .. }, Beside::Rope(table, layout)) => {
             table.rotate(*layout, number, row.value(*value), *head_dim);
+        }
+        (RowOp::Join { parts, out }, _) => {
+            let joined = parts.iter().map(|(_, part)| part.width as usize).sum();
+            let mut at = 0;
+            for (from, part) in parts {
+                let [head_dim, first, width] = [part.head_dim, part.first, part.width].map(|n| n as usize);
+                copy.clear();
+                copy.extend_from_slice(row.value(*from));
+                let heads = copy.chunks_exact(head_dim).zip(row.value(*out).chunks_exact_mut(joined));
+                heads.for_each(|(from, out)| out[at..][..width].copy_from_slice(&from[first..][..width]));
+                at += width;
+            }
         }
         (RowOp::Gate { activation, gate, up, out }, _) => {
             copy.extend_from_slice(row.value(*gate));

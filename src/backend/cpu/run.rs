@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use super::activations::FINE_ABOVE;
 use super::attention::{self, Problem};
 use super::bind::{Input, Matrix, NormSpec, Place, Unit};
 use super::compute::{Compute, Projection, Store, append_values};
@@ -79,6 +80,7 @@ fn run_unit(
             let left = compute.project_gated(parts, *activation, acts, plane, stretch)?;
             return Ok(model.stops_at(left));
         }
+        Unit::Heads { .. } => return heads(compute, model, unit, weights, until),
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
         Unit::Attend { state, group, queries, scale, window, both_ways, cap, sinks, out } => {
@@ -287,6 +289,35 @@ fn product(
     let store = if add { Store::Add } else { Store::Replace };
     let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
     let left = compute.project(&parts, acts, store, plane, Stretch { from: model.within, until })?;
+    Ok(model.stops_at(left))
+}
+
+/// Multiplies a part of each head with the head's own matrix.
+fn heads(
+    compute: &mut Compute,
+    model: &mut OpenModel,
+    unit: &Unit,
+    weights: &Weights<'_>,
+    until: Instant,
+) -> Result<Progress, BackendError> {
+    let &Unit::Heads { weight, from, part, out, rows } = unit else { return Ok(Progress::Done) };
+    let (weight, rows) = (weights.tensor(weight)?, model.step.rows_of(rows));
+    if rows == 0 {
+        return Ok(Progress::Done);
+    }
+    let [head_dim, first, width] = [part.head_dim, part.first, part.width].map(|n| n as usize);
+    let heads = from.width / head_dim;
+    let Values { acts, planes, .. } = &mut model.values;
+    if model.within == 0 {
+        let plane = &planes[from.plane];
+        // The rows of a head are neighbours, because they meet the same matrix.
+        compute.activate(acts, heads * rows, width, &[weight], FINE_ABOVE, |index, values| {
+            let (head, row) = (index / rows, index % rows);
+            values.copy_from_slice(&plane.row(row)[from.first + head * head_dim + first..][..width]);
+        });
+    }
+    let stretch = Stretch { from: model.within, until };
+    let left = compute.project_heads(weight, heads, acts, &mut planes[out.plane], stretch)?;
     Ok(model.stops_at(left))
 }
 

@@ -1,6 +1,6 @@
-//! `bert` and `nomic-bert`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
+//! `bert`, `nomic-bert` and `jina-bert-v3`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
 //!
-//! BERT adds learned positions to the token embeddings, Nomic's encoder rotates. As in llama.cpp, all tokens have the first
+//! BERT adds learned positions to the token embeddings, the others rotate. As in llama.cpp, all tokens have the first
 //! token type, and GELU is its approximation by tanh. A file with a classifier scores texts.
 
 use super::sizes::{Sizes, norm};
@@ -27,6 +27,27 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Required);
         let active = w.activate(Activation::Gelu, up);
         feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Required);
+    }
+    encoded(w, &sizes, x)
+}
+
+pub(super) fn write_jina(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
+    let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
+    let layer_norm = norm(&w.metadata, NormKind::Layer)?;
+    let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, sizes.heads.dim, sizes.context)?;
+    experts::none(&w.metadata)?;
+
+    let x = types_embedded(w, &sizes)?;
+    w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
+    let rope = w.plain_rope(&angles);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let qkv = w.qkv(sizes.heads, x, Presence::Optional);
+        w.rotate(sizes.heads, [rope, rope], qkv);
+        attention_half(w, &sizes, layer_norm, qkv, x, Presence::Optional);
+        let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Optional);
+        let active = w.activate(Activation::Gelu, up);
+        feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Optional);
     }
     encoded(w, &sizes, x)
 }
@@ -82,7 +103,8 @@ fn feed_forward_half(
     w.norm_groups("norm after feed-forward", "layer_output_norm", norm, sizes.hidden, x);
 }
 
-fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
+/// The result of an encoder whose last layer left `rows`, and its classifier.
+pub(super) fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
     w.metadata.ignore_one_text("classifier.output_labels");
     let classifier = w.classifier(sizes.hidden);
     let context = sizes.context.min(TEXT_ROWS_MAX);

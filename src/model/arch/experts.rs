@@ -7,7 +7,7 @@ use super::sizes::FFN_MAX;
 use super::tensors::{Tensors, Want};
 use super::writer::Presence;
 use crate::model::plan::PlanError;
-use crate::program::{Activation, Gating};
+use crate::program::{Activation, ExpertGroups, Gating};
 use crate::tensor::LazyTensor;
 
 /// Sizes of a model's expert layers. All layers are alike.
@@ -20,6 +20,8 @@ pub(super) struct Experts {
     pub ffn: usize,
     /// Makes chances of the router's logits.
     pub gating: Gating,
+    /// Groups of experts, of which a row's experts are chosen.
+    pub groups: Option<ExpertGroups>,
     /// Says whether layers have a bias of the chances, `exp_probs_b.bias`.
     pub bias: Presence,
     /// Says whether the router and all matrices of experts have biases.
@@ -83,12 +85,34 @@ fn read_gated(metadata: &Metadata<'_>, own: Gating, known: &[Gating]) -> Result<
         used,
         ffn,
         gating,
+        groups: None,
         bias: Presence::Never,
         biases: Presence::Never,
         activation: Activation::Silu,
         normalise: true,
         scale,
     }))
+}
+
+/// Reads the groups of the experts. A file without the keys, or with one group, has none.
+pub(super) fn groups(metadata: &Metadata<'_>, experts: &Experts) -> Result<Option<ExpertGroups>, PlanError> {
+    let number = |name: &str| metadata.count_if_there(name, 0..=EXPERTS_MAX);
+    let Some(count) = number("expert_group_count")?.filter(|count| *count > 1) else { return Ok(None) };
+    if experts.gating == Gating::Softmax {
+        // DeepSeek V2 takes a group's largest chance, the other engine the two largest.
+        return Err(metadata.unsupported("groups of experts with shares of all (expert_group_count)"));
+    }
+    let used = number("expert_group_used_count")?.unwrap_or(0);
+    let size = experts.count / count;
+    if !experts.count.is_multiple_of(count) || size < 2 || used > count || used * size < experts.used {
+        let feature = format!(
+            "{} of {} experts in {used} (expert_group_used_count) of {count} groups (expert_group_count)",
+            experts.used, experts.count
+        );
+        return Err(metadata.unsupported(&feature));
+    }
+    // At most EXPERTS_MAX.
+    Ok(Some(ExpertGroups { count: count as u32, used: used as u32 }))
 }
 
 /// Refuses a file with experts, for an architecture that has none.

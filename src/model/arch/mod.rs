@@ -5,6 +5,7 @@
 
 mod bert;
 mod command_r;
+mod deepseek2;
 mod ernie4_5;
 mod exaone4;
 mod experts;
@@ -14,11 +15,12 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
-mod hunyuan_dense;
+mod hunyuan;
 mod llama;
 mod metadata;
 mod minimax_m2;
 mod mistral3;
+mod modern_bert;
 mod olmo2;
 mod phi2;
 mod phi3;
@@ -72,6 +74,7 @@ struct Architecture {
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "cohere2", write: command_r::write_cohere2 },
     Architecture { name: "command-r", write: command_r::write },
+    Architecture { name: "deepseek2", write: deepseek2::write },
     Architecture { name: "ernie4_5", write: ernie4_5::write },
     Architecture { name: "ernie4_5-moe", write: ernie4_5::write_moe },
     Architecture { name: "exaone4", write: exaone4::write },
@@ -82,7 +85,8 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gpt-oss", write: gpt_oss::write },
     Architecture { name: "granite", write: granite::write },
     Architecture { name: "granitemoe", write: granite::write_moe },
-    Architecture { name: "hunyuan-dense", write: hunyuan_dense::write },
+    Architecture { name: "hunyuan-dense", write: hunyuan::write },
+    Architecture { name: "hunyuan-moe", write: hunyuan::write_moe },
     Architecture { name: "llama", write: llama::write },
     Architecture { name: "minimax-m2", write: minimax_m2::write },
     Architecture { name: "mistral3", write: mistral3::write },
@@ -106,6 +110,9 @@ struct EncoderArchitecture {
 /// All supported architectures of encoders.
 const ENCODERS: &[EncoderArchitecture] = &[
     EncoderArchitecture { name: "bert", write: bert::write },
+    EncoderArchitecture { name: "gemma-embedding", write: gemma3::write_encoder },
+    EncoderArchitecture { name: "jina-bert-v3", write: bert::write_jina },
+    EncoderArchitecture { name: "modern-bert", write: modern_bert::write },
     EncoderArchitecture { name: "nomic-bert", write: bert::write_nomic },
 ];
 

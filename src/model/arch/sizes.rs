@@ -38,7 +38,13 @@ impl Sizes {
         if metadata.flag_if_there("attention.causal")? == Some(false) {
             return Err(metadata.unsupported("non-causal attention (attention.causal)"));
         }
-        Self::of(metadata, vocab)
+        Self::of(metadata, vocab, head_dim)
+    }
+
+    /// Reads the sizes of a decoder whose keys and values are the same latent ones for all heads.
+    pub fn read_latent(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
+        metadata.refuse_any("attention.head_count_kv", "several latent keys", |heads| heads != 1)?;
+        Self::of(metadata, vocab, |metadata, _, _| metadata.count("attention.key_length", 1..=HEAD_DIM_MAX))
     }
 
     /// Reads an encoder's sizes from the metadata.
@@ -46,10 +52,14 @@ impl Sizes {
         if metadata.flag_if_there("attention.causal")? == Some(true) {
             return Err(metadata.unsupported("causal attention (attention.causal)"));
         }
-        Self::of(metadata, vocab)
+        Self::of(metadata, vocab, head_dim)
     }
 
-    fn of(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
+    fn of(
+        metadata: &Metadata<'_>,
+        vocab: usize,
+        head_dim: fn(&Metadata<'_>, usize, usize) -> Result<usize, PlanError>,
+    ) -> Result<Self, PlanError> {
         let context = metadata.count("context_length", 1..=CONTEXT_MAX)? as u32;
         let blocks = metadata.count("block_count", 1..=LAYERS_MAX)?;
         let unused = metadata.count_if_there("nextn_predict_layers", 0..=blocks as u64 - 1)?.unwrap_or(0);
@@ -61,7 +71,6 @@ impl Sizes {
             return Err(PlanError::HeadGroups { heads: queries, kv_heads: keys });
         }
         let dim = head_dim(metadata, hidden, queries)?;
-        metadata.ignore_if("attention.scale", |scale| (scale * (dim as f32).sqrt() - 1.0).abs() < 1e-6);
         if !(1..=VOCAB_MAX).contains(&(vocab as u64)) {
             let key = "tokenizer.ggml.tokens".to_owned();
             return Err(PlanError::Range { key, value: vocab as u64, min: 1, max: VOCAB_MAX });
@@ -80,6 +89,7 @@ fn head_dim(metadata: &Metadata<'_>, hidden: usize, heads: usize) -> Result<usiz
         None if hidden.is_multiple_of(heads) && (hidden / heads) as u64 <= HEAD_DIM_MAX => hidden / heads,
         None => return Err(PlanError::HeadWidth { hidden, heads }),
     };
+    metadata.ignore_if("attention.scale", |scale| (scale * (head_dim as f32).sqrt() - 1.0).abs() < 1e-6);
     match value {
         Some(width) if width != head_dim => {
             let feature = format!("key width {head_dim} and value width {width} (attention.value_length)");

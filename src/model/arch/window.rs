@@ -57,6 +57,28 @@ pub(super) fn window_or(
     period: u32,
     default: u32,
 ) -> Result<Window, PlanError> {
+    let last = |layer: usize, period: usize| layer % period == period - 1;
+    windows(metadata, sizes, rotated, (period, default), last)
+}
+
+/// As [`window`], where the first layer of each run has no window.
+pub(super) fn window_but_first(
+    metadata: &Metadata<'_>,
+    sizes: &Sizes,
+    rotated: usize,
+    period: u32,
+) -> Result<Window, PlanError> {
+    windows(metadata, sizes, rotated, (period, 0), |layer, period| layer.is_multiple_of(period))
+}
+
+/// `sees_all` tells of a layer and a period above 0 whether it has no window.
+fn windows(
+    metadata: &Metadata<'_>,
+    sizes: &Sizes,
+    rotated: usize,
+    (period, default): (u32, u32),
+    sees_all: fn(usize, usize) -> bool,
+) -> Result<Window, PlanError> {
     let positions = match metadata.count_if_there("attention.sliding_window", 0..=1 << 30)? {
         None => default,
         Some(positions) => positions as u32,
@@ -84,7 +106,7 @@ pub(super) fn window_or(
         }
         None => {
             let period = metadata.count_if_there(name, 0..=1 << 30)?.unwrap_or(period as usize);
-            let within = |layer: usize| period == 0 || layer % period < period - 1;
+            let within = |layer: usize| period == 0 || !sees_all(layer, period);
             (0..sizes.blocks).map(within).collect()
         }
     };

@@ -3,6 +3,8 @@
 //! A missing tensor does not stop the writing, so that [`Writer::finish`] reports all of them at once. The partial
 //! program is then dropped.
 
+mod encoders;
+
 use std::sync::Arc;
 
 use super::metadata::Metadata;
@@ -12,8 +14,8 @@ use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
-    Activation, Builder, Classifier, Encoder, ExpertRange, Linear, NormKind, Op, Output, PartKind, Residence,
-    RopeId, RopeSpec, State, TableRow, TensorId, ValueId,
+    Activation, Builder, Encoder, ExpertRange, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId,
+    RopeSpec, State, TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -330,6 +332,33 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Multiplies a part of each of `heads` heads with a matrix of its own, of `rows` outputs. `STEM.weight` has all matrices.
+    pub fn project_heads(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        from: ValueId,
+        (heads, part): (usize, HeadPart),
+        rows: usize,
+    ) -> ValueId {
+        let want = Want::Matrices { count: heads, rows, cols: part.width as usize };
+        let weight = self.required(role, &format!("{stem}.weight"), want);
+        let out = self.program.value(heads * rows);
+        self.program.push(Op::ProjectHeads { weight, from, part, out });
+        out
+    }
+
+    /// Heads of two parts, of which each has values of its own.
+    pub fn join_heads(
+        &mut self,
+        [(first, first_part), (second, second_part)]: [(ValueId, HeadPart); 2],
+    ) -> ValueId {
+        let heads = self.program.width(first) / (first_part.head_dim as usize).max(1);
+        let out = self.program.value(heads * (first_part.width + second_part.width) as usize);
+        self.program.push(Op::JoinHeads { first, first_part, second, second_part, out });
+        out
+    }
+
     /// Norms of each query and key head.
     pub fn head_norms(&mut self, norm: Norm, heads: Heads, qkv: Qkv) {
         self.norm_groups("query norm", "attn_q_norm", norm, heads.dim, qkv.q);
@@ -421,6 +450,7 @@ impl<'a> Writer<'a> {
             logits,
             gating: experts.gating,
             bias,
+            groups: experts.groups,
             normalise: experts.normalise,
             scale: experts.scale,
             out: choice,
@@ -491,27 +521,6 @@ impl<'a> Writer<'a> {
         let gated = self.gate(Activation::Silu, gate, up);
         let hidden = self.program.width(from);
         self.project("shared expert's down projection", "ffn_down_shexp", gated, hidden, Presence::Never)
-    }
-
-    /// Writes the last part of an encoder, which has no operations: its classifier, if the file has one.
-    pub fn classifier(&mut self, hidden: usize) -> Option<Classifier> {
-        self.program.part(PartKind::Head);
-        self.prefix.clear();
-        if !self.has("cls.output.weight") {
-            return None;
-        }
-        let output = self.classifier_layer("classifier", "cls.output", 1, hidden);
-        let dense = self.has("cls.weight");
-        let dense = dense.then(|| self.classifier_layer("classifier's first layer", "cls", hidden, hidden));
-        Some(Classifier { dense, output })
-    }
-
-    fn classifier_layer(&mut self, role: &'static str, stem: &str, rows: usize, cols: usize) -> Linear {
-        let want = Want::Matrix { rows, cols };
-        let weight = self.tensors.required(role, &format!("{stem}.weight"), want);
-        let bias = self.tensors.optional(role, &format!("{stem}.bias"), Want::Vector(rows));
-        let bias = bias.map(|bias| self.put(Some(bias), Residence::Host));
-        Linear { weight: self.put(weight, Residence::Host), bias }
     }
 
     /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no

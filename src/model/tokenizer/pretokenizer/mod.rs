@@ -63,7 +63,19 @@ const fn merging(stages: &'static [Stage]) -> PreTokenizer {
 pub(super) const TABLE: &[(&[&str], PreTokenizer)] = &[
     (&["default"], merging(&[PunctuationRuns { backtick: false }, Gpt2, NumberRuns, DigitTriples])),
     (
-        &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "a.x-4.0", "mellum", "trillion"],
+        &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "exaone4",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "trillion",
+            "modern-bert",
+        ],
         merging(&[Gpt2]),
     ),
     (

@@ -8,6 +8,7 @@ use super::{Forge, Random, Tensor, Value, ggml, kind};
 
 mod biased_experts;
 mod command_r;
+mod deepseek2;
 mod encoders;
 mod ernie4_5;
 mod exaone4;
@@ -17,7 +18,7 @@ mod glm4;
 mod gpt_oss;
 mod granite;
 mod granitemoe;
-mod hunyuan_dense;
+mod hunyuan;
 mod llama;
 mod mistral3;
 mod olmo2;
@@ -55,12 +56,13 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         command_r::decoders(),
         exaone4::decoders(),
         ernie4_5::decoders(),
-        hunyuan_dense::decoders(),
+        hunyuan::decoders(),
         mistral3::decoders(),
         granitemoe::decoders(),
         biased_experts::decoders(),
         gpt_oss::decoders(),
         gemma2::decoders(),
+        deepseek2::decoders(),
     ]
     .concat()
 }
@@ -74,6 +76,10 @@ pub fn encoders() -> Vec<(&'static str, Forge)> {
 pub fn rankers() -> Vec<(&'static str, Forge)> {
     encoders::rankers()
 }
+
+/// Of all these, the ones with operations that only the CPU computes.
+pub const CPU_ALONE: [&str; 5] =
+    ["deepseek2-lite", "deepseek2", "deepseek2-groups", "modern-bert", "gemma-embedding"];
 
 /// Large enough that a norm without it is wrong by a percent.
 const EPSILON: f32 = 1e-2;

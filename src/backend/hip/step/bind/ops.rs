@@ -42,6 +42,7 @@ impl Lower<'_> {
             Op::Project { weight, bias, from, out, add } => {
                 self.project(number, [from, out], weight, bias, add)
             }
+            Op::ProjectHeads { .. } | Op::JoinHeads { .. } => Err(limits::operation(op.name())),
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
@@ -219,6 +220,9 @@ impl Lower<'_> {
         let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
             return Ok(());
         };
+        if both_ways && window.is_some() {
+            return Err(limits::operation("attention both ways within a window"));
+        }
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
@@ -343,7 +347,10 @@ impl Lower<'_> {
     }
 
     fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Route { logits, gating, bias, normalise, scale, out } = *op else { return Ok(()) };
+        let Op::Route { logits, gating, bias, groups, normalise, scale, out } = *op else { return Ok(()) };
+        if groups.is_some() {
+            return Err(limits::operation("a choice of groups of experts"));
+        }
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {

@@ -376,6 +376,7 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
         logits,
         gating: Gating::Softmax,
         bias: None,
+        groups: None,
         normalise: true,
         scale: 1.0,
         out: choice,

@@ -1,4 +1,4 @@
-//! bert and nomic-bert: encoders. Their norms follow each half of a layer, and their vocabulary is WordPiece.
+//! Encoders: bert and its like, modern-bert and gemma-embedding. The vocabulary of all but the last is WordPiece.
 
 use super::{DIMS as DECODERS, Dims, EPSILON, Forge, HEADS, Qkv, Random, Value, Weights, start, with};
 
@@ -16,6 +16,9 @@ pub(super) fn encoders() -> Vec<(&'static str, Forge)> {
         ("bert-last", pooled(bert(83, 1), 3)),
         ("nomic-bert", pooled(nomic(84, true), 1)),
         ("nomic-bert-parts", pooled(nomic(85, false), 2)),
+        ("jina-bert-v3", pooled(jina(88), 1)),
+        ("modern-bert", pooled(modern(89), 1)),
+        ("gemma-embedding", pooled(super::gemma3::encoder(90), 1)),
     ]
 }
 
@@ -71,15 +74,55 @@ fn bert(seed: u64, types: u32) -> Forge {
     let mut weights = Weights { forge, random: Random(seed) };
     embeddings(&mut weights, vocab, types);
     weights.add("position_embd.weight", &[DIMS.hidden, CONTEXT.into()], 0.0, 0.7);
+    biased_layers(&mut weights, false);
+    weights.forge
+}
+
+/// Layers whose matrices all have biases, without a gate.
+fn biased_layers(weights: &mut Weights, fused: bool) {
     for index in 0..DIMS.layers {
         let layer = format!("blk.{index}");
-        weights.qkv(&layer, DIMS, Qkv { fused: false, bias: true });
+        weights.qkv(&layer, DIMS, Qkv { fused, bias: true });
         weights.linear(&format!("{layer}.attn_output"), [DIMS.hidden, DIMS.hidden], 1.0, true);
         weights.layer_norm(&format!("{layer}.attn_output_norm"), DIMS.hidden);
         weights.linear(&format!("{layer}.ffn_up"), [DIMS.hidden, DIMS.ffn], 1.5, true);
         weights.linear(&format!("{layer}.ffn_down"), [DIMS.ffn, DIMS.hidden], 1.5, true);
         weights.layer_norm(&format!("{layer}.layer_output_norm"), DIMS.hidden);
     }
+}
+
+/// Two of four layers have a window.
+fn modern(seed: u64) -> Forge {
+    let (forge, vocab) = begin(seed, "modern-bert", 1);
+    let forge = forge.without("tokenizer.ggml.token_type_count");
+    let forge = with(forge, "block_count", Value::u32(4));
+    let forge = with(forge, "attention.sliding_window", Value::u32(17));
+    let forge = with(forge, "rope.freq_base", Value::f32(160_000.0));
+    let forge = with(forge, "rope.freq_base_swa", Value::f32(8000.0));
+    let mut weights = Weights { forge, random: Random(seed) };
+    weights.embedding(DIMS.hidden, vocab, false);
+    weights.norm("token_embd_norm.weight", DIMS.hidden);
+    for index in 0..4 {
+        let layer = format!("blk.{index}");
+        if index > 0 {
+            weights.norm(&format!("{layer}.attn_norm.weight"), DIMS.hidden);
+        }
+        weights.qkv(&layer, DIMS, Qkv { fused: true, bias: false });
+        weights.attention_output(&layer, DIMS);
+        weights.norm(&format!("{layer}.ffn_norm.weight"), DIMS.hidden);
+        weights.linear(&format!("{layer}.ffn_up"), [DIMS.hidden, 2 * DIMS.ffn], 1.5, false);
+        weights.linear(&format!("{layer}.ffn_down"), [DIMS.ffn, DIMS.hidden], 1.5, false);
+    }
+    weights.norm("output_norm.weight", DIMS.hidden);
+    weights.forge
+}
+
+fn jina(seed: u64) -> Forge {
+    let (forge, vocab) = begin(seed, "jina-bert-v3", 1);
+    let forge = with(forge, "rope.freq_base", Value::f32(20000.0));
+    let mut weights = Weights { forge, random: Random(seed) };
+    embeddings(&mut weights, vocab, 1);
+    biased_layers(&mut weights, true);
     weights.forge
 }
 

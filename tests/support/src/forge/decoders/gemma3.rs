@@ -1,4 +1,4 @@
-//! gemma3: windows by layer, two rope bases, norms before and after each block, scaled embedding, gated GELU.
+//! gemma3 and gemma-embedding: windows by layer, two rope bases, norms before and after each block, scaled embedding, gated GELU.
 
 use super::{DIMS, Dims, EPSILON, Forge, Qkv, Random, Value, Weights, scaled, start, with};
 
@@ -19,8 +19,19 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     ]
 }
 
+/// An encoder of four layers; the third sees all positions.
+pub(super) fn encoder(seed: u64) -> Forge {
+    let forge = of(seed, "gemma-embedding", Dims { layers: 4, ..DIMS });
+    let forge = with(forge, "attention.causal", Value::bool(false));
+    with(forge, "attention.sliding_window_pattern", Value::u32(3))
+}
+
 fn decoder(seed: u64, dims: Dims) -> Forge {
-    let (forge, vocab) = start(seed, "gemma3", dims);
+    of(seed, "gemma3", dims)
+}
+
+fn of(seed: u64, architecture: &str, dims: Dims) -> Forge {
+    let (forge, vocab) = start(seed, architecture, dims);
     let forge = with(forge, "attention.layer_norm_rms_epsilon", Value::f32(EPSILON));
     let forge = with(forge, "attention.sliding_window", Value::u32(10));
     let forge = with(forge, "rope.freq_base", Value::f32(1e6));
