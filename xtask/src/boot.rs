@@ -95,6 +95,8 @@ fn stage(programs: Programs) -> Result<PathBuf> {
     package(&folder.join("rocmforge.deb"), programs)?;
     for (from, to) in [
         (host::root().join("tests/boot/inside.py"), "inside.py"),
+        (host::root().join("tests/boot/steps.py"), "steps.py"),
+        (host::root().join("tests/boot/gateway.py"), "gateway.py"),
         (host::root().join("tests/boot/probe.py"), "probe.py"),
         (host::root().join("README.md"), "README.md"),
         (host::root().join("tests/models").join(MODEL), MODEL),
