@@ -40,10 +40,10 @@ fn open(id: u64, path: &Path) -> Arc<Model> {
 }
 
 /// Runs a test of random schedules for each seed, on all processors. Returns how many there are: `ROCMFORGE_SCHEDULES`, or
-/// 10,000. With `ROCMFORGE_SEED` that seed alone.
+/// 4,000. With `ROCMFORGE_SEED` that seed alone.
 pub(in crate::scheduler) fn of_all_threads(test: impl Fn(u64) + Sync) -> u64 {
     let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
-    let count = number("ROCMFORGE_SCHEDULES").unwrap_or(10_000);
+    let count = number("ROCMFORGE_SCHEDULES").unwrap_or(4_000);
     let seeds = number("ROCMFORGE_SEED").map_or(0..count, |seed| seed..seed + 1);
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8) as u64;
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Runs the tests of random schedules for ten times as many seeds as `cargo test` does.
+//! Runs the tests of random schedules for 25 times as many seeds as `cargo test` does.
 
 use super::Done;
 use crate::error::Result;
