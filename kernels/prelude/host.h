@@ -16,6 +16,8 @@
     extern "C" void NAME(__VA_ARGS__);                                                                                         \
     static host::Kernel registered_##NAME(#NAME, THREADS, NAME);                                                               \
     extern "C" void NAME(__VA_ARGS__)
+// Not inlined: kernels call it in many places, and the call is little beside its work.
+#define CALLED __attribute__((noinline)) inline
 #define UNROLL _Pragma("unroll")
 #define CONSTANT static const
 // One address for all threads of a block: the first thread to arrive allocates. `place` differs between template instances.
@@ -51,24 +53,26 @@ struct Lane {
     // Exchanges alternate between two slots, so that one wait separates writers and readers.
     u32 turn;
     Lane* first_of_wave;
-    alignas(64) unsigned char slot[2][SLOT_BYTES];
     // Copies in flight. A copy arrives when a lane waits for it and no sooner. `groups`: number of groups that ended.
+    u32 copies, groups;
+    alignas(64) unsigned char slot[2][SLOT_BYTES];
     static constexpr u32 COPIES_MAX = 32;
     struct {
         void* to;
         const void* from;
         u32 group;
     } copy[COPIES_MAX];
-    u32 copies, groups;
 };
+static_assert(sizeof(Lane) / 64 % 2 == 1, "lanes use the same parts of theirs in turn, which must not share cache lines");
 
 struct Block {
     u32 at[3], grid[3];
     u32 threads;
 };
 
-extern thread_local Lane* self __attribute__((tls_model("initial-exec")));
-extern thread_local const Block* block __attribute__((tls_model("initial-exec")));
+// Without `constinit`, every use would first ask whether they are initialised.
+extern constinit thread_local Lane* self __attribute__((tls_model("initial-exec")));
+extern constinit thread_local const Block* block __attribute__((tls_model("initial-exec")));
 
 // Waits for all lanes of the wave, or for all threads of the block that have not returned.
 __attribute__((noinline)) void wait_wave(const char* what, const char* file, i32 line);
@@ -110,7 +114,7 @@ struct Kernel {
     static Kernel* all;
 };
 
-template <class T> DEV T exchange(T v, u32 from, const char* what, const char* file, i32 line) {
+template <class T> CALLED T exchange(T v, u32 from, const char* what, const char* file, i32 line) {
     static_assert(sizeof(T) <= SLOT_BYTES, "an exchange fits a slot");
     Lane* me = self;
     u32 turn = me->turn;
@@ -157,7 +161,7 @@ template <u32 MASK, class T> DEV T reduce_partner(T v, HOST_HERE) {
     return host::exchange(v, lane() ^ MASK, "a wave's reduction", file, line);
 }
 
-DEV u64 ballot(bool p, HOST_HERE) {
+CALLED u64 ballot(bool p, HOST_HERE) {
     host::Lane* me = host::self;
     u32 turn = me->turn;
     me->turn = turn ^ 1;
@@ -181,7 +185,7 @@ DEV u32x4 load16(const void* p, HOST_HERE) {
     return v;
 }
 DEV u32x4 load16_once(const void* p, HOST_HERE) { return load16(p, file, line); }
-DEV void copy16_async(void* lds, const void* p, HOST_HERE) {
+CALLED void copy16_async(void* lds, const void* p, HOST_HERE) {
     host::check_aligned<16>(lds, file, line);
     host::check_aligned<16>(p, file, line);
     host::Lane* me = host::self;
@@ -189,7 +193,7 @@ DEV void copy16_async(void* lds, const void* p, HOST_HERE) {
     me->copy[me->copies++] = {lds, p, me->groups};
 }
 DEV void end_copies() { host::self->groups++; }
-template <u32 GROUPS> DEV void wait_copies() {
+template <u32 GROUPS> CALLED void wait_copies() {
     host::Lane* me = host::self;
     u32 arrived = 0;
     while (arrived < me->copies && me->copy[arrived].group + GROUPS < me->groups) {
@@ -240,7 +244,7 @@ DEV i32 dot4_us(u32 a, i32 b, i32 c) {
     UNROLL for (u32 i = 0; i < 4; i++) c += (i32)(u8)(a >> (8 * i)) * (i32)(i8)(b >> (8 * i));
     return c;
 }
-DEV u32x2 table16(u32 q, u32x4 t) {
+CALLED u32x2 table16(u32 q, u32x4 t) {
     u8 table[16];
     memcpy(table, &t, 16);
     u32x2 found = {0, 0};
@@ -275,11 +279,11 @@ DEV f16 f32_to_f16(f32 v) { return (f16)v; }
 DEV u16 f16_bits(f16 v) { return __builtin_bit_cast(u16, v); }
 DEV f16 f16_from_bits(u16 v) { return __builtin_bit_cast(f16, v); }
 
-template <i32 LESS> DEV u32 bytes_f16x2(u32 v, u32 i) {
+template <i32 LESS> CALLED u32 bytes_f16x2(u32 v, u32 i) {
     const auto one = [&](u32 b) { return (u32)f16_bits((f16)((i32)(v >> 8 * b & 0xff) - LESS)); };
     return one(i) | one(i + 1) << 16;
 }
-DEV u32 fma_f16x2(u32 a, u32 b, u32 c) {
+CALLED u32 fma_f16x2(u32 a, u32 b, u32 c) {
     // Products and their sums are exact in f64, or far from a tie of f16.
     const auto one = [&](u32 shift) {
         const auto value = [&](u32 v) { return (double)f16_from_bits((u16)(v >> shift)); };

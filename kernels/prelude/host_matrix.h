@@ -78,7 +78,7 @@ struct Frag {
     }
     DEV static C zero() { return {}; }
 
-    DEV static C mma(A a, B b, C c, HOST_HERE) {
+    CALLED static C mma(A a, B b, C c, HOST_HERE) {
         struct Operands {
             f16 a[IN], b[IN];
         };

@@ -16,18 +16,19 @@ struct Wide {
         DEV static u32 row(u32 i) { return i / 2 * 8 + 2 * (lane() % 4) + i % 2; }
         DEV f32 get(u32 i, u32 h) const { return v[i][h]; }
         DEV void clear() { memset(v, 0, sizeof v); }
-        DEV void add(const u32 (&a)[4], Address tile, u32 half, u32 product, HOST_HERE) {
+        CALLED void add(const u32 (&a)[4], Address tile, u32 half, u32 product, HOST_HERE) {
             if ((u64)tile % 1024 != 0) host::fault("a tile begins at a multiple of 1024 bytes", file, line);
             host::Lane* me = host::self;
             const u32 turn = me->turn;
             me->turn = turn ^ 1;
             memcpy(me->slot[turn], a, sizeof a);
             host::wait_wave("wide product", file, line);
-            f16 weights[HELD][16];
+            f32 weights[HELD][16];
             for (u32 t = 0; t < 4; t++) {
                 const f16* from = (const f16*)me->first_of_wave[lane() / 4 * 4 + t].slot[turn];
                 for (u32 h = 0; h < HELD; h++) {
-                    for (u32 i = 0; i < 4; i++) weights[h][2 * t + i % 2 + 8 * (i / 2)] = from[2 * (h + 2 * (i / 2)) + i % 2];
+                    for (u32 i = 0; i < 4; i++)
+                        weights[h][2 * t + i % 2 + 8 * (i / 2)] = (f32)from[2 * (h + 2 * (i / 2)) + i % 2];
                 }
             }
             for (u32 i = 0; i < ROWS; i++) {
@@ -36,7 +37,7 @@ struct Wide {
                 const f16* x = tile + r / 8 * 1024 + half * 512 + r % 8 * 64;
                 for (u32 k = 0; k < 16; k++) {
                     const f32 value = (f32)x[((2 * product + k / 8) ^ r % 8) * 8 + k % 8];
-                    for (u32 h = 0; h < HELD; h++) v[i][h] = __builtin_fmaf((f32)weights[h][k], value, v[i][h]);
+                    for (u32 h = 0; h < HELD; h++) v[i][h] = __builtin_fmaf(weights[h][k], value, v[i][h]);
                 }
             }
         }

@@ -19,6 +19,9 @@ import sys
 import threading
 import time
 
+from gateway import serves_http
+from steps import expect, run, shown, until
+
 PACKAGE = pathlib.Path("/opt/boot/rocmforge.deb")
 README = pathlib.Path("/opt/boot/README.md")
 MODEL = "tinystories-260k-f32"
@@ -31,34 +34,6 @@ DROP_INS = "/usr/lib/systemd/system/rocmforged.service.d"
 # From Linux's sys/ptrace.h and wait.h.
 PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 LOOKALIKE = pathlib.Path("/opt/boot/libamdhip64.so")
-
-
-def run(*command, check=True, user=None, timeout=60):
-    """Runs a command; as `user`, if given, with that user's groups."""
-    if user:
-        command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *command)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    if check and done.returncode != 0:
-        raise AssertionError(f"{' '.join(command)}: status {done.returncode}: {done.stdout}{done.stderr}")
-    return done
-
-
-def expect(condition, text):
-    if not condition:
-        raise AssertionError(text)
-
-
-def until(what, condition, seconds):
-    """Waits for a condition; returns the seconds that it took."""
-    started = time.monotonic()
-    while not condition():
-        expect(time.monotonic() - started < seconds, f"timed out after {seconds} s waiting until {what}")
-        time.sleep(0.02)
-    return time.monotonic() - started
-
-
-def shown(unit, key):
-    return run("systemctl", "show", "--value", "--property", key, unit).stdout.strip()
 
 
 def main_pid():
@@ -565,7 +540,7 @@ def goes(_):
 
 
 SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, is_kept_from_all_else, reloads, obeys_its_policy,
-             logs_with_fields, writes_metrics, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
+             logs_with_fields, writes_metrics, serves_http, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
              comes_back_from_a_crash_loop, doctor_finds_the_usual, drains, upgrades, goes]
 
 
@@ -586,7 +561,7 @@ def main():
             figure = scenario(options)
         except (AssertionError, subprocess.SubprocessError, OSError, KeyError, ValueError) as error:
             print(f"{scenario.__name__}: FAILED: {error}", flush=True)
-            print(run("journalctl", "--boot", "--no-pager", "--lines=60", "--unit=rocmforged*", check=False).stdout)
+            print(run("journalctl", "--boot", "--no-pager", "--lines=60", "--unit=rocmforge*", check=False).stdout)
             return 1
         print(f"{scenario.__name__:22} {time.monotonic() - started:6.1f} s  {figure}", flush=True)
     return 0

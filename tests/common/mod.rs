@@ -82,3 +82,8 @@ fn tell(what: &str, why: &str) {
     let test = thread.name().unwrap_or("a test");
     writeln!(std::io::stderr(), "rocmforge-test-{what}: {test}: {why}").expect("writing to stderr failed");
 }
+
+/// Whether `ROCMFORGE_LONG=1` asks for what takes minutes or nearly repeats other tests; tests/README.md lists it.
+pub fn is_long() -> bool {
+    std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1")
+}

@@ -62,32 +62,44 @@ fn check(recipe: &Recipe, activations: ActivationType, kv: KvType) -> bool {
     true
 }
 
-/// Checks single precision and the defaults; false without a GPU.
-fn check_both(recipe: &Recipe) -> bool {
-    check(recipe, ActivationType::F32, KvType::F32) && check(recipe, ActivationType::Int8, KvType::F16)
+const SINGLE: (ActivationType, KvType) = (ActivationType::F32, KvType::F32);
+const DEFAULTS: (ActivationType, KvType) = (ActivationType::Int8, KvType::F16);
+
+/// Checks a recipe of each type, until one finds no GPU.
+fn check_types(recipe: impl Fn(DType) -> Recipe, (activations, kv): (ActivationType, KvType)) {
+    let _ = SUPPORTED.iter().all(|&dtype| check(&recipe(dtype), activations, kv));
+}
+
+fn weights(dtype: DType) -> Recipe {
+    Recipe { seed: 3 + u64::from(dtype.ggml()), ffn: 256, ..Recipe::plain(dtype) }
+}
+
+fn experts(dtype: DType) -> Recipe {
+    let seed = 203 + u64::from(dtype.ggml());
+    let mut recipe = Recipe { seed, ffn: 256, ..Recipe::plain(dtype).with_experts() };
+    let experts = recipe.experts.as_mut().unwrap();
+    (experts.count, experts.used) = (10, 2);
+    recipe
 }
 
 #[test]
 fn weights_of_every_type_give_the_logits_of_f64() {
-    for &dtype in SUPPORTED {
-        let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), ffn: 256, ..Recipe::plain(dtype) };
-        if !check_both(&recipe) {
-            return;
-        }
-    }
+    check_types(weights, SINGLE);
+}
+
+#[test]
+fn weights_of_every_type_with_eight_bits_give_nearly_the_logits_of_f64() {
+    check_types(weights, DEFAULTS);
 }
 
 #[test]
 fn experts_of_every_type_give_the_logits_of_f64() {
-    for &dtype in SUPPORTED {
-        let seed = 203 + u64::from(dtype.ggml());
-        let mut recipe = Recipe { seed, ffn: 256, ..Recipe::plain(dtype).with_experts() };
-        let experts = recipe.experts.as_mut().unwrap();
-        (experts.count, experts.used) = (10, 2);
-        if !check_both(&recipe) {
-            return;
-        }
-    }
+    check_types(experts, SINGLE);
+}
+
+#[test]
+fn experts_of_every_type_with_eight_bits_give_nearly_the_logits_of_f64() {
+    check_types(experts, DEFAULTS);
 }
 
 #[test]
@@ -105,7 +117,7 @@ fn heads_of_every_shape_give_the_logits_of_f64() {
     for (group, head_dim, rope_dims, layout) in shapes {
         let seed = 300 + group as u64;
         let recipe = Recipe { seed, ..Recipe::of_heads(group, head_dim, rope_dims, layout) };
-        if !check_both(&recipe) {
+        if ![SINGLE, DEFAULTS].iter().all(|&(activations, kv)| check(&recipe, activations, kv)) {
             return;
         }
     }

@@ -27,10 +27,6 @@ const CLIENTS: usize = 1000;
 /// Limit of the daemon's memory per idle connection.
 const IDLE_BYTES_MAX: u64 = 64 << 10;
 
-fn long() -> bool {
-    std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1")
-}
-
 /// Raises this process's descriptor limit to that of the daemons that it starts.
 fn raise_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -50,7 +46,7 @@ fn a_thousand_clients_are_answered_and_cost_little() {
     let each = anonymous(&rig).saturating_sub(before) / CLIENTS as u64;
     println!("{each} bytes per idle connection");
     assert!(each <= IDLE_BYTES_MAX, "{each} bytes per idle connection");
-    let pings = if long() { 100 } else { 10 };
+    let pings = if common::is_long() { 100 } else { 10 };
     let begun = Instant::now();
     for n in 0..pings {
         clients.iter_mut().for_each(|raw| raw.ping(2 * n + 1));
@@ -81,7 +77,7 @@ fn a_storm_of_connections_is_answered_or_told_why_not() {
                 }
             });
         }
-        std::thread::sleep(Duration::from_secs(if long() { 30 } else { 1 }));
+        std::thread::sleep(Duration::from_secs(if common::is_long() { 30 } else { 1 }));
         stop.store(true, Ordering::Relaxed);
     });
     let (served, refused) = (served.into_inner(), refused.into_inner());

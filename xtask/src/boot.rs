@@ -3,9 +3,9 @@
 //! `tests/boot/container` boots a small Debian. There, `tests/boot/inside.py` installs the package and does what
 //! administrators do: socket activation, reload, kills, restarts under load, a hung daemon, drain, upgrade, purge.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
 
 use crate::error::{Error, Result};
 use crate::host::{self, Programs};
@@ -95,6 +95,8 @@ fn stage(programs: Programs) -> Result<PathBuf> {
     package(&folder.join("rocmforge.deb"), programs)?;
     for (from, to) in [
         (host::root().join("tests/boot/inside.py"), "inside.py"),
+        (host::root().join("tests/boot/steps.py"), "steps.py"),
+        (host::root().join("tests/boot/gateway.py"), "gateway.py"),
         (host::root().join("tests/boot/probe.py"), "probe.py"),
         (host::root().join("README.md"), "README.md"),
         (host::root().join("tests/models").join(MODEL), MODEL),
@@ -127,9 +129,6 @@ fn package(to: &Path, programs: Programs) -> Result<()> {
     if programs == Programs::Tested {
         // cargo-deb then takes the files of target/debug for those of target/release.
         command.args(["--profile", "dev"]);
-    }
-    if let Some(dir) = env::var_os("CARGO_TARGET_DIR") {
-        command.arg("--target-dir").arg(dir);
     }
     host::run(&mut command)
 }

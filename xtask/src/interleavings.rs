@@ -27,7 +27,9 @@ pub fn run(args: &Args) -> Result<String> {
     let mut command = host::cargo();
     command.args(["test", "--quiet", "--package", "rocmforge", "--lib", "--features", "loom"]);
     // Not optimised, because the compiler would take longer than the tests.
-    command.args(["--config", "profile.dev.package.rocmforge.opt-level=0", "--", "--nocapture"]);
+    command.args(["--config", "profile.dev.package.rocmforge.opt-level=0"]);
+    // On all processors, because nothing else is compiled meanwhile.
+    command.args(["--config", "profile.dev.package.rocmforge.codegen-units=16", "--", "--nocapture"]);
     command.arg(format!("interleavings::{}", args.name)).stderr(Stdio::inherit());
     if let Some(switches) = args.switches {
         command.env("ROCMFORGE_LOOM_SWITCHES", switches.to_string());

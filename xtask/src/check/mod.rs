@@ -114,7 +114,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 20] = [
+const STAGES: [Stage; 22] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -125,6 +125,8 @@ const STAGES: [Stage; 20] = [
     Stage::new("deny", |_| deny::run(), "bans, licences, sources, advisories: cargo deny"),
     Stage::new("clippy", |_| clippy(), "cargo clippy of all targets with benches; warnings are errors"),
     Stage::new("doc", |_| doc(), "cargo doc; warnings are errors"),
+    // All in one build: the library and its tests are the longest units, one for each of two processors.
+    Stage::new("compile", |_| compile(), "programs and tests that later stages run"),
     Stage::only_long("build", |_| build(), "release programs"),
     Stage::only_long(
         "client",
@@ -142,7 +144,8 @@ const STAGES: [Stage; 20] = [
         under_systemd,
         "the package under a real systemd: start, kill, hang, restart, drain, remove",
     )
-    .long("with release programs"),
+    .long("with release programs")
+    .beside(Beside::Until("threads")),
     Stage::only_long(
         "fuzz",
         |_| fuzz::run(),
@@ -161,17 +164,23 @@ const STAGES: [Stage; 20] = [
         "kernel tests on the CPU look-alike with waves of 64 lanes; launches of each kernel",
     )
     .long("waves of 32 lanes, sanitizers, no matrix unit, the GPU owners' report"),
+    Stage::new("soak", |form| stage("soak", form), "ten seconds of many clients: cargo xtask soak")
+        .beside(Beside::Until("tests")),
     Stage::new(
         "threads",
         |_| every_order(),
         "tests in every order of their threads, by a model checker: cargo xtask interleavings",
     ),
     Stage::only_long(
+        "lengths",
+        |_| tests::lengths(),
+        "every architecture on the look-alike with a half-precision cache, for all lengths",
+    ),
+    Stage::only_long(
         "clients",
         |_| tests::clients(),
         "LangChain, LiteLLM, LlamaIndex, aider, agents and Node packages before the gateway",
     ),
-    Stage::new("soak", |form| stage("soak", form), "ten seconds of many clients: cargo xtask soak"),
     Stage::new(
         "tests",
         |_| tests::run(),
@@ -393,6 +402,11 @@ fn doc() -> Result<Done> {
     let mut command = host::cargo();
     command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]);
     host::run(&mut command)?;
+    Ok(Done::default())
+}
+
+fn compile() -> Result<Done> {
+    tests::build()?;
     Ok(Done::default())
 }
 

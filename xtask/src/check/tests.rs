@@ -11,9 +11,34 @@ use crate::host;
 /// Prefix of the line that a skipped test prints; see tests/common/mod.rs.
 const SKIPPED: &str = "rocmforge-test-skipped: ";
 
+/// Builds all programs and tests of the workspace.
+///
+/// # Errors
+/// [`Error::Command`], [`Error::Interrupted`].
+pub fn build() -> Result<()> {
+    host::run(cargo_test().args(["--quiet", "--no-run"]))?;
+    host::build_tested(&["--bins"])
+}
+
+/// Runs all tests.
 pub fn run() -> Result<Done> {
+    let mut command = cargo_test();
+    command.arg("--no-fail-fast");
+    finish(command)
+}
+
+fn cargo_test() -> Command {
     let mut command = host::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]);
+    // One more than processors, because many tests wait for a limit of time.
+    let threads = thread::available_parallelism().map_or(2, usize::from) + 1;
+    command.args(["test", "--workspace"]).env("RUST_TEST_THREADS", threads.to_string());
+    command
+}
+
+/// Runs the tests of architectures on a GPU for all lengths.
+pub fn lengths() -> Result<Done> {
+    let mut command = cargo_test();
+    command.args(["--test", "reference", "on_a_gpu_with"]).env("ROCMFORGE_LONG", "1");
     finish(command)
 }
 

@@ -1,0 +1,32 @@
+"""What scenarios in the booted container do: run commands, wait, ask systemd."""
+
+import subprocess
+import time
+
+
+def run(*command, check=True, user=None, timeout=60):
+    """Runs a command; as `user`, if given, with that user's groups."""
+    if user:
+        command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *command)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}: status {done.returncode}: {done.stdout}{done.stderr}")
+    return done
+
+
+def expect(condition, text):
+    if not condition:
+        raise AssertionError(text)
+
+
+def until(what, condition, seconds):
+    """Waits for a condition; returns the seconds that it took."""
+    started = time.monotonic()
+    while not condition():
+        expect(time.monotonic() - started < seconds, f"timed out after {seconds} s waiting until {what}")
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def shown(unit, key):
+    return run("systemctl", "show", "--value", "--property", key, unit).stdout.strip()
