@@ -301,6 +301,10 @@ def logs_with_fields(_):
 def writes_metrics(_):
     """For the node exporter, once enabled: the file exists while the daemon runs."""
     folder = pathlib.Path("/var/lib/prometheus/node-exporter")
+    lacking = run("systemctl", "enable", "--now", "rocmforge-metrics.service", check=False)
+    expect(lacking.returncode != 0 and "Assertion failed" in lacking.stderr, f"without the directory: {lacking}")
+    told = run("systemctl", "status", "--no-pager", "rocmforge-metrics.service", check=False).stdout
+    expect("AssertPathIsDirectory" in told and str(folder) in told, f"the status does not name the directory: {told}")
     folder.mkdir(parents=True)
     page = folder / "rocmforge.prom"
     run("systemctl", "enable", "--now", "rocmforge-metrics.service")

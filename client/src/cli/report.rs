@@ -194,7 +194,7 @@ impl Output {
                     writeln!(
                         stderr,
                         "rocmforge-client: {}: {}",
-                        error.code_name(),
+                        words(error.code_name()),
                         printable(&failure.to_string())
                     )
                 }
@@ -255,6 +255,11 @@ pub fn status(Status { status: reply, users }: &Status) -> serde_json::Result<Va
         value["devices"][number]["notes"] = notes(device.notes());
     }
     Ok(value)
+}
+
+/// `ModelNotFound` as `model not found`.
+pub fn words(name: &str) -> String {
+    snake_case(name).replace('_', " ")
 }
 
 /// `EndOfGeneration` as `end_of_generation`.

@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 
 use rocmforge_client::wire::{
-    CancelRequestsReply, DetokenizeReply, DeviceStatus, DoctorReply, ForgetSessionReply, GpuEntry,
-    HostMemory, HostStatus, InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency,
-    SessionsReply, ShowReply, TokenizeReply, UnloadReply, UserEntry,
+    CancelRequestsReply, CheckState, DetokenizeReply, DeviceStatus, DoctorReply, ForgetSessionReply,
+    GpuEntry, HostMemory, HostStatus, InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply,
+    Residency, SessionsReply, ShowReply, TokenizeReply, UnloadReply, UserEntry,
 };
 use rocmforge_client::{printable, printable_text};
 
@@ -324,7 +324,28 @@ pub fn doctor(out: Out<'_>, reply: &DoctorReply) -> io::Result<()> {
             writeln!(out, "{:9}-> {}", "", printable(&check.advice))?;
         }
     }
-    reply.gpus.iter().try_for_each(|gpu| gpu_entry(out, gpu))
+    reply.gpus.iter().try_for_each(|gpu| gpu_entry(out, gpu))?;
+    writeln!(out, "\n{}", verdict(reply))
+}
+
+/// All of the doctor's checks in a line.
+fn verdict(reply: &DoctorReply) -> String {
+    let problems: Vec<String> = reply
+        .checks
+        .iter()
+        .filter(|check| check.state == CheckState::Problem)
+        .map(|check| printable(&check.name))
+        .collect();
+    let working = reply.gpus.iter().filter(|gpu| gpu.works).count();
+    let device = match (working, reply.gpus.len()) {
+        (0, 0) => "no GPU".to_owned(),
+        (working, all) => format!("{working} of {all} GPUs work"),
+    };
+    match problems.len() {
+        0 => format!("no problem found; {device}"),
+        1 => format!("1 problem: {}; {device}", problems[0]),
+        count => format!("{count} problems: {}; {device}", problems.join(", ")),
+    }
 }
 
 fn gpu_entry(out: Out<'_>, gpu: &GpuEntry) -> io::Result<()> {

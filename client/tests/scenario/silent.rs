@@ -171,6 +171,9 @@ fn an_answer_without_an_end_is_not_kept() {
     });
     let (code, _, stderr) = run(&server, &["run", "m", "p"]);
     assert_eq!(code, 1, "{stderr}");
-    assert!(stderr.contains("Protocol: the daemon broke the protocol: an answer of more than"), "{stderr}");
+    assert!(
+        stderr.contains("rocmforge-client: protocol: the daemon broke the protocol: an answer of more than"),
+        "{stderr}"
+    );
     server.join();
 }

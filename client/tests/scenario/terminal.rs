@@ -98,7 +98,7 @@ fn names_and_errors_are_escaped_wherever_they_go() {
         peer.send(stream, Op::Error, &WireError::new(ErrorCode::ModelNotFound, NAME));
     });
     let (_, _, stderr) = run(&server, &["list"]);
-    assert_eq!(stderr, "rocmforge-client: ModelNotFound: a\\u{1b}[2J\\u{202e}b\\u{200b}\n");
+    assert_eq!(stderr, "rocmforge-client: model not found: a\\u{1b}[2J\\u{202e}b\\u{200b}\n");
     server.join();
 
     let server = Server::new(drop);

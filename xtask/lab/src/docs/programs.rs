@@ -78,8 +78,47 @@ pub fn completions() -> Vec<File> {
         ] {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut program, &name, &mut text);
+            if folder == "bash" {
+                text = for_bash(&String::from_utf8_lossy(&text), &program).into_bytes();
+            }
             files.push(File { path: format!("completions/{folder}/{file}"), text });
         }
     }
     files
+}
+
+/// The generator's script, which also completes options of subcommands and names of models.
+///
+/// The generator calls a subcommand of `a-b` by two names, `a__b__subcmd__c` and `a__subcmd__b__subcmd__c`, and so finds
+/// none (clap_complete 4.6).
+fn for_bash(script: &str, program: &Command) -> String {
+    let name = program.get_name();
+    let function = name.replace('-', "__");
+    let mut script = script.replace(&name.replace('-', "__subcmd__"), &function);
+    let takes_model = |command: &&Command| {
+        command.get_positionals().next().is_some_and(|argument| argument.get_id() == "model")
+    };
+    let commands: Vec<&str> = program.get_subcommands().filter(takes_model).map(Command::get_name).collect();
+    if !commands.is_empty() {
+        script = script
+            .replace(&format!("complete -F _{function} "), &format!("complete -F _{function}_or_models "));
+        script.push_str(&format!(
+            r#"
+# Names of models, after a command that takes one. Asks the daemon, for a second at most.
+_{function}_or_models() {{
+    _{function} "$@"
+    case "$3" in
+        {})
+            if [[ "$2" != -* ]]; then
+                local IFS=$'\n'
+                COMPREPLY=($(compgen -W "$(timeout 1 {name} list 2>/dev/null | sed -n '2,$s/  .*//p')" -- "$2"))
+            fi
+            ;;
+    esac
+}}
+"#,
+            commands.join("|")
+        ));
+    }
+    script
 }

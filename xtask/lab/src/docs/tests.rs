@@ -117,15 +117,25 @@ fn completions_are_what_their_shells_take() {
         assert!(of("zsh").join(format!("_{program}")).is_file());
         assert!(of("fish").join(format!("{program}.fish")).is_file());
     }
-    // The beginning of a subcommand is completed to the subcommand, and hidden ones are not shown.
-    let ask = "source \"$1\"; COMP_WORDS=(rocmforge-client $2) COMP_CWORD=1; \
-               function=$(complete -p rocmforge-client); function=${function#*-F }; \
-               ${function%% *} rocmforge-client $2 rocmforge-client; echo \"${COMPREPLY[*]}\"";
-    for (begun, whole) in [("resi", "residency"), ("ben", "bench")] {
+    // Hidden subcommands are not shown. Models are those that `rocmforge-client list` prints.
+    let ask = r#"source "$1"; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        rocmforge-client() { printf 'NAME   STATE\nstory  mapped\nsmall  registered\n'; }
+        timeout() { shift; "$@"; }
+        function=$(complete -p rocmforge-client); function=${function#*-F }
+        ${function%% *} rocmforge-client "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[*]}""#;
+    for (begun, whole) in [
+        ("resi", "residency"),
+        ("ben", "bench"),
+        ("run --temperat", "--temperature"),
+        ("sessions for", "forget"),
+        ("unload st", "story"),
+        ("run s", "story small"),
+    ] {
         let script = of("bash").join("rocmforge-client");
-        let output = Command::new("bash").args(["-c", ask, "bash"]).arg(script).arg(begun).output();
-        let text = String::from_utf8(output.expect("bash runs").stdout).expect("text");
-        assert_eq!(text.trim(), whole);
+        let mut command = Command::new("bash");
+        command.args(["-c", ask, "bash"]).arg(script).arg("rocmforge-client").args(begun.split(' '));
+        let text = String::from_utf8(command.output().expect("bash runs").stdout).expect("text");
+        assert_eq!(text.trim(), whole, "{begun}");
     }
 }
 
