@@ -385,6 +385,15 @@ pub enum ConfigError {
         /// The fault.
         why: &'static str,
     },
+    /// A directory of models cannot be read, at a reload or a check.
+    #[error("models: {} cannot be read: {source}; create the directory, or correct its name", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: std::io::Error,
+    },
     /// A path that is not absolute.
     #[error("{key} must be an absolute path, not {}", path.display())]
     Relative {

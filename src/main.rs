@@ -41,6 +41,7 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     daemon::logging::start(&config.as_ref().map(|config| config.log.clone()).unwrap_or_default());
     let config = config?;
     if arguments.check_config {
+        daemon::directories::check(&config.models).map_err(DaemonError::Config)?;
         // A closed standard output is no reason to fail.
         let _ = writeln!(std::io::stdout(), "the configuration is valid");
         return Ok(());

@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook_tokio::Signals;
 
 use super::inherited::Inherited;
-use super::{ConfigSource, Daemon, DaemonError, watchdog};
+use super::{ConfigSource, Daemon, DaemonError, directories, watchdog};
 use crate::backend::{Backend, BackendError};
 use crate::config::Config;
 use crate::session;
@@ -99,7 +99,11 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "reading the monotonic clock for the service manager failed"),
     }
-    match source.reload() {
+    let new = match source.reload() {
+        Ok(new) => directories::check_new(&config.models, &new.models).await.map(|()| new),
+        Err(error) => Err(error),
+    };
+    match new {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(

@@ -30,6 +30,7 @@ use crate::socket::{Acceptor, Endpoint, ListenError};
 pub mod allocator;
 pub mod arguments;
 pub mod device;
+pub mod directories;
 pub mod inherited;
 mod journal;
 mod keep;

@@ -95,15 +95,23 @@ pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, 
     call.blocking(move |call| {
         let service = call.service();
         let (lease, _) = call.acquire(&request.model)?;
-        let longest = lease.model().plan.context_length.min(service.settings.context_tokens);
+        let (own, most) = (lease.model().plan.context_length, service.settings.context_tokens);
         let context_tokens = match request.context_tokens {
-            0 => longest,
-            tokens => tokens.min(longest),
+            0 => own.min(most),
+            tokens if tokens > own.min(most) => return Err(too_long(tokens, own, most)),
+            tokens => tokens,
         };
         let plan = service.engine.plan(lease.model(), context_tokens);
         Ok(plan_reply(call, context_tokens, plan))
     })
     .await
+}
+
+/// No sequence has so many tokens: `own` is the model's context, `most` the daemon's limit.
+fn too_long(tokens: u32, own: u32, most: u32) -> Failure {
+    let which = if own <= most { "the model has" } else { "limits.context_tokens allows" };
+    let text = format!("a context of {tokens} tokens cannot be served: {which} {}", own.min(most));
+    failure(ErrorCode::LimitExceeded, &text)
 }
 
 fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanReply {

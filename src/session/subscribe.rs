@@ -65,6 +65,7 @@ impl<'a> Watch<'a> {
     /// Sends events until no more can happen.
     async fn tell(&mut self, responder: &Responder) -> Result<(), Failure> {
         self.call.control.wait_credit().await;
+        self.learn_mapped();
         self.learn();
         responder.item(&SubscribeItem::default())?;
         while let Some(first) = self.next().await {
@@ -108,6 +109,15 @@ impl<'a> Watch<'a> {
             Ok(event) => Some(Event::Engine(event)),
             Err(TryRecvError::Lagged(missed)) => Some(Event::Missed(missed)),
             Err(TryRecvError::Empty | TryRecvError::Closed) => None,
+        }
+    }
+
+    /// Records the names of the models that are mapped now: after it is unmapped, a model has none.
+    fn learn_mapped(&mut self) {
+        let mapped = self.call.service().store.mapped_names().into_iter();
+        let ids: Vec<ModelId> = mapped.map(|(_, _, id)| id).take(REMEMBERED).collect();
+        for (id, name) in self.names(&ids) {
+            self.known.entry(id).or_default().name = name;
         }
     }
 

@@ -139,6 +139,12 @@ fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
         plan.leaving_bytes,
     ];
     assert_eq!((bytes, plan.leaving.len(), plan.load_ms), ([0; 5], 0, None));
+    let longest = plan.context_tokens;
+    assert_eq!(client.plan(TINY, longest).unwrap().context_tokens, longest);
+    let refused = refusal(client.plan(TINY, longest + 1));
+    assert_eq!(refused.code, ErrorCode::LimitExceeded as u16);
+    let says = format!("{} tokens cannot be served: the model has {longest}", longest + 1);
+    assert!(refused.message.contains(&says), "{refused}");
     rig.assert_serves();
     let reply = client.residency().unwrap();
     assert_eq!((reply.devices[0].kind.as_str(), reply.devices[0].budget_bytes), ("cpu", 0));
@@ -255,6 +261,19 @@ fn subscribers_are_told_of_a_file_that_lost_bytes_and_of_the_end() {
     while events.next_item().unwrap().is_some() {}
     assert!(events.end().is_some(), "the stream has no end although the daemon ended");
     assert!(rig.ended().success());
+}
+
+#[test]
+fn events_name_models_that_were_mapped_before_and_are_gone() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'");
+    rig.assert_serves();
+    let client = rig.client();
+    let mut events = client.events().unwrap();
+    events.next_item().unwrap();
+    rig.client().unload(TINY).unwrap();
+    let mut heard = Heard::default();
+    heard.until(&mut events, |heard| heard.count(EventKind::ModelUnmapped) == 1);
+    assert!(heard.of(EventKind::ModelUnmapped).all(|event| event.model == TINY), "{heard:?}");
 }
 
 #[test]

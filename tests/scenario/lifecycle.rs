@@ -102,6 +102,13 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
         rig.configure(valid);
         assert_eq!(output(rig.command().arg("--check-config")).0, 0);
     }
+    // A directory that cannot be served is no fault at a start, when its disk may come later.
+    for (models, says) in [("/none", "No such file"), ("/dev/null", "Not a directory")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforged"));
+        command.arg("--models").arg(models).arg("--check-config");
+        let (status, text) = output(&mut command);
+        assert!(status == 78 && text.contains(models) && text.contains(says), "{status}: {text}");
+    }
     assert!(!rig.socket().exists(), "a configuration check made a socket");
 }
 
@@ -198,6 +205,13 @@ fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
     other.signal(Signal::HUP);
     other.eventually("the log reports the broken file", |_| {
         other.log_text().contains("the one in force stays")
+    });
+    assert_eq!(names(&other), ["extra", TINY]);
+    // So does one with a directory that is not there.
+    other.configure(&config(&[&own, &more.join("none")]));
+    other.signal(Signal::HUP);
+    other.eventually("the log names the missing directory", |_| {
+        other.log_text().contains("more/none cannot be read: No such file")
     });
     assert_eq!(names(&other), ["extra", TINY]);
     // So does an empty one, which an interrupted write leaves.
