@@ -104,14 +104,18 @@ fn for_bash(script: &str, program: &Command) -> String {
             .replace(&format!("complete -F _{function} "), &format!("complete -F _{function}_or_models "));
         script.push_str(&format!(
             r#"
-# Names of models, after a command that takes one. Asks the daemon, for a second at most.
+# Names of models, after a command that takes one. Asks the daemon, for a second at most. Names are compared and quoted here, because
+# compgen would run what stands in them.
 _{function}_or_models() {{
     _{function} "$@"
     case "$3" in
         {})
             if [[ "$2" != -* ]]; then
-                local IFS=$'\n'
-                COMPREPLY=($(compgen -W "$(timeout 1 {name} list 2>/dev/null | sed -n '2,$s/  .*//p')" -- "$2"))
+                local name
+                COMPREPLY=()
+                while IFS= read -r name; do
+                    [[ "$name" != "$2"* ]] || COMPREPLY+=("$(printf %q "$name")")
+                done < <(timeout 1 {name} list 2>/dev/null | sed -n '2,$s/  .*//p')
             fi
             ;;
     esac

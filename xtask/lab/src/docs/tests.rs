@@ -119,7 +119,7 @@ fn completions_are_what_their_shells_take() {
     }
     // Hidden subcommands are not shown. Models are those that `rocmforge-client list` prints.
     let ask = r#"source "$1"; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-        rocmforge-client() { printf 'NAME   STATE\nstory  mapped\nsmall  registered\n'; }
+        rocmforge-client() { printf 'NAME   STATE\nstory  mapped\nsmall  registered\n$(touch ran)  mapped\n'; }
         timeout() { shift; "$@"; }
         function=$(complete -p rocmforge-client); function=${function#*-F }
         ${function%% *} rocmforge-client "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[*]}""#;
@@ -130,13 +130,20 @@ fn completions_are_what_their_shells_take() {
         ("sessions for", "forget"),
         ("unload st", "story"),
         ("run s", "story small"),
+        ("run $", "\\$\\(touch\\ ran\\)"),
     ] {
         let script = of("bash").join("rocmforge-client");
         let mut command = Command::new("bash");
-        command.args(["-c", ask, "bash"]).arg(script).arg("rocmforge-client").args(begun.split(' '));
+        command
+            .current_dir(dir.path())
+            .args(["-c", ask, "bash"])
+            .arg(script)
+            .arg("rocmforge-client")
+            .args(begun.split(' '));
         let text = String::from_utf8(command.output().expect("bash runs").stdout).expect("text");
         assert_eq!(text.trim(), whole, "{begun}");
     }
+    assert!(!dir.path().join("ran").exists(), "a model's name was run");
 }
 
 #[test]
