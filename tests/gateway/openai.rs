@@ -276,7 +276,7 @@ fn refusals_of_the_daemon_keep_their_words() {
     for (method, path, status) in [
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models/tiny", 405),
-        ("POST", "/v1/rerank", 404),
+        ("POST", "/v1/images/generations", 404),
         ("GET", "/v2", 404),
     ] {
         let mut connection = door.connect();

@@ -126,7 +126,7 @@ fn sentencepiece(cases: &mut Cases) {
     set("eos_token_id", "a string", Value::string("2"), CORRUPT);
     set("eos_token_id", "negative", Value::i32(-1), CORRUPT);
     set("add_bos_token", "a number", Value::u32(1), CORRUPT);
-    set("model", "unknown", Value::string("t5"), UNSUPPORTED);
+    set("model", "unknown", Value::string("rwkv"), UNSUPPORTED);
     set("model", "a number", Value::u32(1), CORRUPT);
     for (what, count) in [("one too few", TOKENS - 1), ("one too many", TOKENS + 1), ("none", 0)] {
         set("scores", what, Value::f32s(&vec![0.0; count]), CORRUPT);
