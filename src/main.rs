@@ -12,6 +12,8 @@ use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
 use rocmforge::model::template;
 
 fn main() -> ExitCode {
+    // Fails for no valid set. Started by the daemon's thread for it, this process would take no signal.
+    let _ = processes::take_signals();
     // Must be first: this process renders one template only, and permanently restricts its files, memory and time.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == template::SUBCOMMAND) {
         return template::child_main();

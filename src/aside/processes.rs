@@ -3,6 +3,9 @@
 //! A new process begins with a copy of its starter's descriptors, and closes those that the program must not have. To close a
 //! file of FUSE asks its server. So with one descriptor of a server that never answers, no program would ever start. One
 //! thread with a table of descriptors of its own therefore starts them all: what clients send never is in its table.
+//!
+//! A signal's handler writes to a descriptor by its number, which that thread does not have: a SIGTERM that came to it was lost. So
+//! the thread takes no signals, and each program that it starts takes them again with [`take_signals`].
 
 #![allow(unsafe_code)]
 
@@ -68,6 +71,25 @@ pub fn start(program: Command) -> io::Result<Child> {
     starter()?.start(program, PATIENCE)
 }
 
+/// Takes signals again: for programs that [`start`] starts, at their beginning.
+///
+/// # Errors
+/// None that a valid set has.
+pub fn take_signals() -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK)
+}
+
+/// Blocks all signals for this thread, or unblocks them.
+fn mask(how: libc::c_int) -> io::Result<()> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset(3) makes a whole set where it is told to, and pthread_sigmask(3) reads it. Nothing is returned.
+    let status = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(how, all.as_ptr(), std::ptr::null_mut())
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(status)) }
+}
+
 fn starter() -> io::Result<&'static Starter> {
     STARTER.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))
 }
@@ -125,6 +147,7 @@ fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Gives this thread a table of descriptors of its own, with only the standard ones and number `socket`.
 fn own_table(socket: RawFd) -> io::Result<OwnedFd> {
+    mask(libc::SIG_BLOCK)?;
     // SAFETY: the thread has just begun and holds no descriptor by a type; from here on, numbers mean its own copies.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FILES) }?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -211,6 +234,33 @@ mod tests {
         let mut cat = start(Command::new("cat")).unwrap();
         drop(cat.stdin.take());
         assert!(cat.wait_with_output().unwrap().stdout.is_empty());
+    }
+
+    #[test]
+    fn the_thread_that_starts_programs_takes_no_signal() {
+        prepare().unwrap();
+        let blocked = |folder: &std::path::Path| {
+            let status = std::fs::read_to_string(folder.join("status")).unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
+            u64::from_str_radix(mask, 16).unwrap()
+        };
+        let of = |signal: libc::c_int| 1u64 << (signal - 1);
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+        let starters: Vec<u64> = threads
+            .filter(|thread| {
+                std::fs::read(thread.join("comm")).is_ok_and(|name| name == b"starts programs\n")
+            })
+            .map(|thread| blocked(&thread))
+            .collect();
+        let [set] = starters.as_slice() else { panic!("{starters:?}") };
+        assert_eq!(set & of(libc::SIGTERM), of(libc::SIGTERM));
+        assert_eq!(set & of(libc::SIGHUP), of(libc::SIGHUP));
+        let taken = std::thread::spawn(move || {
+            mask(libc::SIG_BLOCK).unwrap();
+            take_signals().unwrap();
+            blocked(std::path::Path::new("/proc/thread-self"))
+        });
+        assert_eq!(taken.join().unwrap(), 0);
     }
 
     #[test]
