@@ -32,27 +32,22 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
 }
 
 pub(super) fn write_jina(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
-    let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
-    let layer_norm = norm(&w.metadata, NormKind::Layer)?;
-    let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, sizes.heads.dim, sizes.context)?;
-    experts::none(&w.metadata)?;
-
-    let x = types_embedded(w, &sizes)?;
-    w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
-    let rope = w.plain_rope(&angles);
-    for layer in 0..sizes.layers {
-        w.layer(layer);
-        let qkv = w.qkv(sizes.heads, x, Presence::Optional);
-        w.rotate(sizes.heads, [rope, rope], qkv);
-        attention_half(w, &sizes, layer_norm, qkv, x, Presence::Optional);
-        let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Optional);
-        let active = w.activate(Activation::Gelu, up);
-        feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Optional);
-    }
-    encoded(w, &sizes, x)
+    write_rotated(w, Presence::Optional, |w, x, ffn| {
+        let up = w.project("feed-forward up", "ffn_up", x, ffn, Presence::Optional);
+        w.activate(Activation::Gelu, up)
+    })
 }
 
 pub(super) fn write_nomic(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
+    write_rotated(w, Presence::Never, |w, x, ffn| w.gated(x, ffn, Activation::Silu, Presence::Never))
+}
+
+/// An encoder that rotates. `active` makes the values that the down projection takes; `bias` is that of both output projections.
+fn write_rotated(
+    w: &mut Writer<'_>,
+    bias: Presence,
+    active: impl Fn(&mut Writer<'_>, ValueId, usize) -> ValueId,
+) -> Result<Encoded, PlanError> {
     let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
     let layer_norm = norm(&w.metadata, NormKind::Layer)?;
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, sizes.heads.dim, sizes.context)?;
@@ -65,9 +60,9 @@ pub(super) fn write_nomic(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         w.layer(layer);
         let qkv = w.qkv(sizes.heads, x, Presence::Optional);
         w.rotate(sizes.heads, [rope, rope], qkv);
-        attention_half(w, &sizes, layer_norm, qkv, x, Presence::Never);
-        let gated = w.gated(x, sizes.ffn, Activation::Silu, Presence::Never);
-        feed_forward_half(w, &sizes, layer_norm, gated, x, Presence::Never);
+        attention_half(w, &sizes, layer_norm, qkv, x, bias);
+        let active = active(w, x, sizes.ffn);
+        feed_forward_half(w, &sizes, layer_norm, active, x, bias);
     }
     encoded(w, &sizes, x)
 }

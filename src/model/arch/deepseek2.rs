@@ -9,7 +9,7 @@ use super::Written;
 use super::experts::{self, Experts};
 use super::metadata::Metadata;
 use super::rope;
-use super::sizes::{FFN_MAX, HEAD_DIM_MAX, Sizes, norm};
+use super::sizes::{HEAD_DIM_MAX, Sizes, norm};
 use super::writer::{Attention, Heads, Norm, Presence, Qkv, Writer};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Gating, HeadPart, NormKind, RopeId, RopeLayout, RopeScaling, RopeSpec, ValueId};
@@ -156,9 +156,8 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let normalise = w.metadata.flag_if_there("expert_weights_norm")?.unwrap_or(false);
     let groups = experts::groups(&w.metadata, &found)?;
     let experts = Experts { groups, bias: Presence::Optional, normalise, ..found };
-    let most = (FFN_MAX / experts.ffn as u64).min(64);
-    let shared = w.metadata.count("expert_shared_count", 1..=most)? * experts.ffn;
-    let dense = w.metadata.count_if_there("leading_dense_block_count", 0..=sizes.blocks as u64)?.unwrap_or(0);
+    let shared = experts::shared_width(&w.metadata, &experts)?;
+    let dense = experts::leading_dense(&w.metadata, sizes.blocks)?;
 
     let x = w.embedding(sizes.hidden, 1.0);
     let rope = w.plain_rope(&angles);
@@ -170,9 +169,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
             continue;
         }
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        w.experts(&experts, normed, x);
-        let out = w.shared_expert(normed, shared);
-        w.add(out, 1.0, x);
+        w.experts_and_shared(&experts, normed, shared, x);
     }
     (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
     let logits = w.head(rms, x);

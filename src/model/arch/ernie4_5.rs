@@ -24,8 +24,7 @@ fn write_layers(w: &mut Writer<'_>, experts: Option<&Experts>) -> Result<Written
     let angles = rope::without_factors(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
     let (mut dense, mut shared) = (sizes.layers, 0);
     if experts.is_some() {
-        let all = sizes.blocks as u64;
-        dense = w.metadata.count_if_there("leading_dense_block_count", 0..=all)?.unwrap_or(0);
+        dense = experts::leading_dense(&w.metadata, sizes.blocks)?;
         shared = w.metadata.count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?.unwrap_or(0);
         // Their width says the same.
         w.metadata.count_if_there("expert_shared_count", 0..=64)?;

@@ -41,6 +41,18 @@ const EXPERTS_MAX: u64 = 512;
 /// Values of `expert_gating_func`; 0 is the architecture's own.
 const GATINGS: [(usize, Gating); 2] = [(1, Gating::Softmax), (2, Gating::Sigmoid)];
 
+/// Reads the number of the first layers, of `blocks`, that have no experts.
+pub(super) fn leading_dense(metadata: &Metadata<'_>, blocks: usize) -> Result<usize, PlanError> {
+    Ok(metadata.count_if_there("leading_dense_block_count", 0..=blocks as u64)?.unwrap_or(0))
+}
+
+/// Reads the width of the expert for all rows, which is as wide as some of `experts`. All published models of such architectures
+/// have one. Without it, there is no other engine to compare with.
+pub(super) fn shared_width(metadata: &Metadata<'_>, experts: &Experts) -> Result<usize, PlanError> {
+    let most = (FFN_MAX / experts.ffn as u64).min(64);
+    Ok(metadata.count("expert_shared_count", 1..=most)? * experts.ffn)
+}
+
 /// Reads the sizes of expert layers with a softmax over the router's logits; `None` for a dense model.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError> {
     read_gated(metadata, Gating::Softmax, &[Gating::Softmax])

@@ -2,11 +2,11 @@
 //! embeddings. Most layers have windows and a RoPE base of their own.
 
 use super::sizes::{Sizes, norm};
-use super::window::{Window, window};
+use super::window::{Ropes, window};
 use super::writer::{Attention, Presence, Writer};
 use super::{Encoded, Written, bert, experts, rope};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{NormKind, RopeLayout, RopeScaling, RopeSpec, ValueId};
+use crate::program::{NormKind, RopeLayout, ValueId};
 
 /// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 6;
@@ -49,21 +49,14 @@ fn layers(w: &mut Writer<'_>, sizes: &Sizes, scale: f32, both_ways: bool) -> Res
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     let windows = window(&w.metadata, sizes, angles.dims, PATTERN)?;
     let x = w.embedding(sizes.hidden, (sizes.hidden as f32).sqrt());
-    let everywhere = w.plain_rope(&angles);
-    let within = match &windows {
-        Window::None => everywhere,
-        Window::Of { .. } => {
-            let theta = w.metadata.above_0("rope.freq_base_swa")?.unwrap_or(10_000.0);
-            w.plain_rope(&RopeSpec { theta, scaling: RopeScaling::None, ..angles })
-        }
-    };
+    let ropes = Ropes::of(w, &windows, &angles)?;
     for layer in 0..sizes.layers {
         w.layer(layer);
         let normed = w.norm("attention norm", "attn_norm", rms, x);
         let qkv = w.qkv(heads, normed, Presence::Optional);
         w.head_norms(rms, heads, qkv);
         let window = windows.of(layer);
-        let rope = if window.is_some() { within } else { everywhere };
+        let rope = ropes.at(window);
         w.rotate(heads, [rope, rope], qkv);
         let how = Attention { both_ways, ..Attention::of(scale, window) };
         let attended = w.store_and_attend(heads, qkv, how);

@@ -4,7 +4,7 @@
 use super::Written;
 use super::experts::{self, Experts};
 use super::rope;
-use super::sizes::{FFN_MAX, Sizes, norm};
+use super::sizes::{Sizes, norm};
 use super::writer::{Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, Gating, NormKind, RopeLayout};
@@ -17,10 +17,8 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let found = experts::required(&w.metadata, Gating::Sigmoid, &[Gating::Softmax, Gating::Sigmoid])?;
     let normalise = w.metadata.flag_if_there("expert_weights_norm")?.unwrap_or(false);
     let experts = Experts { bias: Presence::Required, normalise, ..found };
-    // All published models have an expert for all rows. Without one, there is no other engine to compare with.
-    let most = (FFN_MAX / experts.ffn as u64).min(64);
-    let shared = w.metadata.count("expert_shared_count", 1..=most)? * experts.ffn;
-    let dense = w.metadata.count_if_there("leading_dense_block_count", 0..=sizes.blocks as u64)?.unwrap_or(0);
+    let shared = experts::shared_width(&w.metadata, &experts)?;
+    let dense = experts::leading_dense(&w.metadata, sizes.blocks)?;
 
     let x = w.embedding(sizes.hidden, 1.0);
     let rope = w.plain_rope(&angles);
@@ -39,9 +37,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
             w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
             continue;
         }
-        w.experts(&experts, normed, x);
-        let out = w.shared_expert(normed, shared);
-        w.add(out, 1.0, x);
+        w.experts_and_shared(&experts, normed, shared, x);
     }
     (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
     let logits = w.head(rms, x);

@@ -40,9 +40,7 @@ pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
         w.layer(layer);
         attention_half(w, rms, x, (heads, rope));
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
-        w.experts(&experts, normed, x);
-        let out = w.shared_expert(normed, shared);
-        w.add(out, 1.0, x);
+        w.experts_and_shared(&experts, normed, shared, x);
     }
     let logits = w.head(rms, x);
     Ok(Written { logits, shape: Shape::new(&sizes, 0, Some(&experts)), context: sizes.context })

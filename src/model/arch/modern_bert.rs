@@ -2,11 +2,11 @@
 //! ways, and a RoPE base of their own.
 
 use super::sizes::{Sizes, norm};
-use super::window::{Window, window_but_first};
+use super::window::{Ropes, window_but_first};
 use super::writer::{Attention, Norm, Presence, Writer};
 use super::{Encoded, bert, experts, rope};
 use crate::model::plan::PlanError;
-use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
+use crate::program::{Activation, NormKind, RopeLayout};
 
 /// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 3;
@@ -21,14 +21,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
 
     let x = w.embedding(sizes.hidden, 1.0);
     w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
-    let everywhere = w.plain_rope(&angles);
-    let within = match &windows {
-        Window::None => everywhere,
-        Window::Of { .. } => {
-            let theta = w.metadata.above_0("rope.freq_base_swa")?.unwrap_or(10_000.0);
-            w.plain_rope(&RopeSpec { theta, scaling: RopeScaling::None, ..angles })
-        }
-    };
+    let ropes = Ropes::of(w, &windows, &angles)?;
     for layer in 0..sizes.layers {
         w.layer(layer);
         // The first layer's input has its norm already.
@@ -38,7 +31,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         };
         let qkv = w.qkv(heads, normed, Presence::Never);
         let window = windows.of(layer);
-        let rope = if window.is_some() { within } else { everywhere };
+        let rope = ropes.at(window);
         w.rotate(heads, [rope, rope], qkv);
         let how = Attention { both_ways: true, ..Attention::of(heads.scale(), window) };
         let attended = w.store_and_attend(heads, qkv, how);

@@ -2,7 +2,9 @@
 
 use super::metadata::Metadata;
 use super::sizes::Sizes;
+use super::writer::Writer;
 use crate::model::plan::PlanError;
+use crate::program::{RopeId, RopeScaling, RopeSpec};
 
 /// Windows of a model's layers.
 pub(super) enum Window {
@@ -24,6 +26,33 @@ impl Window {
             Self::None => None,
             Self::Of { positions, layers } => layers.get(layer)?.then_some(*positions),
         }
+    }
+}
+
+/// RoPE of layers with a window, and of those without.
+#[derive(Clone, Copy)]
+pub(super) struct Ropes {
+    within: RopeId,
+    everywhere: RopeId,
+}
+
+impl Ropes {
+    /// Layers with one of `windows` have a base of their own, 10,000 if the file states none, and no scaling.
+    pub fn of(w: &mut Writer<'_>, windows: &Window, angles: &RopeSpec) -> Result<Self, PlanError> {
+        let everywhere = w.plain_rope(angles);
+        let within = match windows {
+            Window::None => everywhere,
+            Window::Of { .. } => {
+                let theta = w.metadata.above_0("rope.freq_base_swa")?.unwrap_or(10_000.0);
+                w.plain_rope(&RopeSpec { theta, scaling: RopeScaling::None, ..angles.clone() })
+            }
+        };
+        Ok(Self { within, everywhere })
+    }
+
+    /// That of a layer with this window.
+    pub fn at(self, window: Option<u32>) -> RopeId {
+        if window.is_some() { self.within } else { self.everywhere }
     }
 }
 

@@ -4,6 +4,7 @@
 //! program is then dropped.
 
 mod encoders;
+mod experts;
 
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
-    Activation, Builder, Encoder, ExpertRange, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId,
-    RopeSpec, State, TableRow, TensorId, ValueId,
+    Activation, Builder, Encoder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec,
+    State, TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -440,45 +441,6 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Add { from, scale, out });
     }
 
-    /// Adds the weighted sum of a layer's experts to `out`. Cuts the tensors of each role into one per expert.
-    pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
-        let logits = self.project("router", "ffn_gate_inp", from, experts.count, experts.biases);
-        let want = Want::Vector(experts.count);
-        let bias = self.present("bias of experts' chances", "exp_probs_b.bias", want, experts.bias);
-        let choice = self.program.choice(experts.used);
-        self.program.push(Op::Route {
-            logits,
-            gating: experts.gating,
-            bias,
-            groups: experts.groups,
-            normalise: experts.normalise,
-            scale: experts.scale,
-            out: choice,
-        });
-        let hidden = self.program.width(from);
-        let biases = self.expert_biases(experts, hidden);
-        let found = experts.find(&mut self.tensors, &self.prefix, hidden);
-        let first = self.program.next_tensor();
-        for tensor in found.into_iter().flatten() {
-            self.put(Some(tensor), Residence::Chosen);
-        }
-        let activation = experts.activation;
-        let experts = ExpertRange { first, count: experts.count as u32 }; // at most EXPERTS_MAX
-        self.program.push(Op::Experts { experts, biases, choice, activation, from, out });
-    }
-
-    /// Biases of gate, up and down of all experts, if files have them.
-    fn expert_biases(&mut self, experts: &super::experts::Experts, hidden: usize) -> Option<[TensorId; 3]> {
-        let mut of = |role, stem: &str, len| {
-            let want = Want::Vectors { count: experts.count, len };
-            self.present(role, &format!("{stem}.bias"), want, experts.biases)
-        };
-        let gate = of("biases of expert gates", "ffn_gate_exps", experts.ffn);
-        let up = of("biases of expert up projections", "ffn_up_exps", experts.ffn);
-        let down = of("biases of expert down projections", "ffn_down_exps", hidden);
-        Some([gate?, up?, down?])
-    }
-
     /// The rest of a layer of Gemma after its attention: the output, and a feed-forward with GELU. Each has a norm of its own before
     /// it is added to `x`.
     pub fn add_normed_halves(&mut self, norm: Norm, attended: ValueId, x: ValueId, ffn: usize) {
@@ -512,15 +474,6 @@ impl<'a> Writer<'a> {
         let normed = self.norm("feed-forward norm", "ffn_norm", norm, x);
         let gated = self.gated(normed, ffn, Activation::Silu, bias);
         self.add_projection("feed-forward down", "ffn_down", gated, x, bias);
-    }
-
-    /// The expert that all rows share, of width `ffn`.
-    pub fn shared_expert(&mut self, from: ValueId, ffn: usize) -> ValueId {
-        let gate = self.project("shared expert's gate", "ffn_gate_shexp", from, ffn, Presence::Never);
-        let up = self.project("shared expert's up projection", "ffn_up_shexp", from, ffn, Presence::Never);
-        let gated = self.gate(Activation::Silu, gate, up);
-        let hidden = self.program.width(from);
-        self.project("shared expert's down projection", "ffn_down_shexp", gated, hidden, Presence::Never)
     }
 
     /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no

@@ -14,6 +14,8 @@ mod error;
 mod marks;
 mod parts;
 mod pretokenizer;
+#[cfg(test)]
+mod random_texts;
 mod sentencepiece;
 mod shared;
 mod special;

@@ -194,12 +194,9 @@ impl Unigram {
 mod tests {
     use super::*;
     use crate::model::gguf::Strings;
+    use crate::model::tokenizer::random_texts::{self, SEED};
     use crate::model::tokenizer::{Algorithm, EncodeOptions, Tokenizer};
 
-    const TEXTS: usize = 10_000;
-    const TOGETHER: usize = 10;
-    const PIECES: u64 = 24;
-    const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
     const RAW: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
 
     #[derive(serde::Deserialize)]
@@ -214,28 +211,6 @@ mod tests {
         tokens: usize,
         /// One for every ten texts.
         hashes: String,
-    }
-
-    /// The texts of the generator in `make_words.py`.
-    fn texts(alphabet: &[String]) -> Vec<String> {
-        let mut state = SEED;
-        let mut draw = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state >> 32
-        };
-        let mut text = || {
-            let pieces = 1 + draw() % PIECES;
-            (0..pieces).map(|_| alphabet[draw() as usize % alphabet.len()].as_str()).collect()
-        };
-        (0..TEXTS).map(|_| text()).collect()
-    }
-
-    /// 32-bit FNV-1a, continued from `hash`.
-    fn fnv(hash: u32, number: u32) -> u32 {
-        let bytes = number.to_le_bytes();
-        bytes.iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
     }
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -255,18 +230,12 @@ mod tests {
         parts.merges_spaces = Some(true);
         parts.special.eos = Some(2);
         let tokenizer = Tokenizer::new(&parts).unwrap();
-        let hashes: Vec<&str> = kept.hashes.split(' ').collect();
-        assert_eq!(hashes.len(), TEXTS / TOGETHER);
         let mut count = 0;
-        for (texts, want) in texts(&kept.alphabet).chunks(TOGETHER).zip(hashes) {
-            let mut found = 0x811c_9dc5;
-            for text in texts {
-                let ids = tokenizer.encode(text, RAW);
-                count += ids.len();
-                found = ids.into_iter().chain([u32::MAX]).fold(found, fnv);
-            }
-            assert_eq!(format!("{found:08x}"), want, "one of {texts:?}");
-        }
+        random_texts::check(&kept.alphabet, &kept.hashes, "Unigram", |text| {
+            let ids = tokenizer.encode(text, RAW);
+            count += ids.len();
+            ids.into_iter().chain([u32::MAX]).collect()
+        });
         assert_eq!(count, kept.tokens);
     }
 
@@ -345,9 +314,7 @@ mod tests {
         for length in (0..400).map(|number| number * 4) {
             let mut map: Vec<u8> = (length as u32).to_le_bytes().to_vec();
             map.extend((0..length + 50).map(|_| {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
+                random = random_texts::next(random);
                 // Small numbers lead somewhere.
                 if random & 3 == 0 { (random >> 32) as u8 } else { (random >> 40) as u8 & 7 }
             }));

@@ -168,13 +168,9 @@ mod tests {
     use super::*;
     use crate::model::gguf::Strings;
     use crate::model::tokenizer::{
-        Algorithm, EncodeOptions, SpecialIds, Tokenizer, TokenizerError, VocabParts,
+        Algorithm, EncodeOptions, SpecialIds, Tokenizer, TokenizerError, VocabParts, random_texts,
     };
 
-    const TEXTS: usize = 10_000;
-    const TOGETHER: usize = 10;
-    const PIECES: u64 = 24;
-    const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
     const RAW: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
 
     #[derive(serde::Deserialize)]
@@ -203,46 +199,18 @@ mod tests {
         Tokenizer::new(&parts)
     }
 
-    /// The texts of the generator in `make_words.py`.
-    fn texts(alphabet: &[String]) -> Vec<String> {
-        let mut state = SEED;
-        let mut draw = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state >> 32
-        };
-        let mut text = || {
-            let pieces = 1 + draw() % PIECES;
-            (0..pieces).map(|_| alphabet[draw() as usize % alphabet.len()].as_str()).collect()
-        };
-        (0..TEXTS).map(|_| text()).collect()
-    }
-
-    /// 32-bit FNV-1a, continued from `hash`.
-    fn fnv(hash: u32, number: u32) -> u32 {
-        let bytes = number.to_le_bytes();
-        bytes.iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
-    }
-
     #[test]
     fn tokens_of_random_texts_are_those_of_another_engine() {
         let kept: Kept =
             serde_json::from_str(include_str!("../../../tests/reference/expected/pieces.json")).unwrap();
         let tokens: Vec<&str> = kept.vocabulary.iter().map(String::as_str).collect();
         let tokenizer = tokenizer(&tokens).unwrap();
-        let hashes: Vec<&str> = kept.hashes.split(' ').collect();
-        assert_eq!(hashes.len(), TEXTS / TOGETHER);
         let mut count = 0;
-        for (texts, want) in texts(&kept.alphabet).chunks(TOGETHER).zip(hashes) {
-            let mut found = 0x811c_9dc5;
-            for text in texts {
-                let ids = tokenizer.encode(text, RAW);
-                count += ids.len();
-                found = ids.into_iter().chain([u32::MAX]).fold(found, fnv);
-            }
-            assert_eq!(format!("{found:08x}"), want, "one of {texts:?}");
-        }
+        random_texts::check(&kept.alphabet, &kept.hashes, "WordPiece", |text| {
+            let ids = tokenizer.encode(text, RAW);
+            count += ids.len();
+            ids.into_iter().chain([u32::MAX]).collect()
+        });
         assert_eq!(count, kept.tokens);
     }
 
