@@ -14,12 +14,12 @@ use crate::model::store::Lease;
 const END_BYTES: usize = 4096;
 
 /// The result that a request wants of a prompt's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Its embedding.
     Embedding(EmbeddingOptions),
-    /// The relevance of a document that follows it.
-    Relevance,
+    /// The relevance of this document, which follows it.
+    Relevance(String),
 }
 
 impl Wanted {
@@ -31,7 +31,9 @@ impl Wanted {
         match (embedding, document) {
             (None, None) => Ok(None),
             (Some(options), None) => Ok(Some(Self::Embedding(options))),
-            (None, Some(_)) if matches!(request.prompt, Prompt::Text(_)) => Ok(Some(Self::Relevance)),
+            (None, Some(document)) if matches!(request.prompt, Prompt::Text(_)) => {
+                Ok(Some(Self::Relevance(document.to_owned())))
+            }
             (None, Some(_)) => Err(bad("a document is ranked by a query: send the query as text")),
             (Some(_), Some(_)) => Err(bad("a document is ranked or embedded: leave one of them out")),
         }
@@ -49,10 +51,10 @@ pub(super) fn refuse_answers(model: &Model) -> Result<(), Failure> {
 }
 
 /// Reads what turns rows into an embedding or a score. Refuses one that the client's frames cannot hold.
-pub(super) async fn pooler(call: &Call, lease: &Lease, wanted: Wanted) -> Result<Arc<Pooler>, Failure> {
+pub(super) async fn pooler(call: &Call, lease: &Lease, wanted: &Wanted) -> Result<Arc<Pooler>, Failure> {
     let model = Arc::clone(lease.model());
     let unsupported = |error: EmbeddingError| failure(ErrorCode::ModelUnsupported, &error.to_string());
-    let Wanted::Embedding(options) = wanted else {
+    let &Wanted::Embedding(options) = wanted else {
         return call.blocking(move |_| Pooler::scoring(&model).map(Arc::new).map_err(unsupported)).await;
     };
     let (width, frame) = (model.plan.shape.hidden, call.connection.limits.max_frame as usize);

@@ -61,8 +61,7 @@ pub(super) async fn run(
         let text = "an embedding or a relevance is of one prompt alone: leave out the session, the scores and the context shift";
         return Err(failure(ErrorCode::InvalidArgument, text));
     }
-    let ranks = matches!(wanted, Some(embedding::Wanted::Relevance));
-    let document = request.document().ok().flatten().map(str::to_owned);
+    let ranks = matches!(wanted, Some(embedding::Wanted::Relevance(_)));
     let extras = prompt::extras(&request)?;
     let (marks, drafts) = (request.marks(), request.drafts());
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
@@ -71,9 +70,11 @@ pub(super) async fn run(
     let stopped = ticket.becomes(id, &model, arrived);
     let prepare = async {
         let earlier = session.as_ref().map(|session| session.earlier(&model));
-        let mut valid = match document {
-            Some(document) => prompt::pair(call, model.clone(), prompt, document).await?,
-            None => prompt::prepare(call, model.clone(), prompt, extras, max_tokens, earlier).await?,
+        let mut valid = match &wanted {
+            Some(embedding::Wanted::Relevance(document)) => {
+                prompt::pair(call, model.clone(), prompt, document.clone()).await?
+            }
+            _ => prompt::prepare(call, model.clone(), prompt, extras, max_tokens, earlier).await?,
         };
         if wanted.is_none() {
             embedding::refuse_answers(valid.lease.model())?;
@@ -84,7 +85,7 @@ pub(super) async fn run(
         if let Some(restores) = call.service().restores.get() {
             restores.bring(engine, call.peer().uid, valid.lease.model(), &valid.prompt).await;
         }
-        let pooler = match wanted {
+        let pooler = match &wanted {
             Some(wanted) => Some(embedding::pooler(call, &valid.lease, wanted).await?),
             None => None,
         };

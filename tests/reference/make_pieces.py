@@ -15,7 +15,6 @@ import sys
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import make_words
-from make_words import TOGETHER, fnv
 
 # Letters that decompose or become two; ideographs in and between the blocks; a text of 100 and one of 101 letters;
 # control, format and private characters, and those that stand for none.
@@ -43,21 +42,14 @@ def main():
     model = models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]")
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
-    made, found, count = [], 0x811C9DC5, 0
-    for number, text in enumerate(make_words.texts(), 1):
-        ids = tokenizer.encode(text).ids
-        count += len(ids)
-        for token in [*ids, 0xFFFFFFFF]:
-            found = fnv(found, token)
-        if number % TOGETHER == 0:
-            made.append(f"{found:08x}")
-            found = 0x811C9DC5
+    tokens_of_texts = [tokenizer.encode(text).ids for text in make_words.texts()]
+    made = make_words.hashed([*ids, 0xFFFFFFFF] for ids in tokens_of_texts)
     facts = {
         "made_by": "tests/reference/make_pieces.py",
         "oracle": f"tokenizers {importlib.metadata.version('tokenizers')}",
         "alphabet": make_words.ALPHABET,
         "vocabulary": tokens,
-        "tokens": count,
+        "tokens": sum(map(len, tokens_of_texts)),
     }
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
     with open(sys.argv[1], "w", encoding="utf-8") as out:

@@ -23,7 +23,6 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import models
 
 import make_words
-from make_words import TOGETHER, fnv
 
 make_words.ALPHABET += ["ﬁ", "Å", "A\u030a", "½", "ｗｏｒｄ", "㌀", "\u3000", "\u00a0", "\u200b", "\ufeff", "\x00", "<unk>", "<s>", "▁", "▁word"]
 # What the map replaces: sequences of one and two characters, one that becomes nothing, spaces of several kinds.
@@ -51,16 +50,9 @@ def main():
     model = sentencepiece_model_pb2.ModelProto.FromString(out.getvalue())
     encoder = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
     cut = cutter(model.pieces)
-    made, found, count, others = [], 0x811C9DC5, 0, 0
-    for number, text in enumerate(texts, 1):
-        ids = [token.id for token in cut.tokenize(encoder.normalize(text))]
-        others += ids != encoder.encode(text)
-        count += len(ids)
-        for token in [*ids, 0xFFFFFFFF]:
-            found = fnv(found, token)
-        if number % TOGETHER == 0:
-            made.append(f"{found:08x}")
-            found = 0x811C9DC5
+    tokens_of_texts = [[token.id for token in cut.tokenize(encoder.normalize(text))] for text in texts]
+    others = sum(ids != encoder.encode(text) for ids, text in zip(tokens_of_texts, texts))
+    made = make_words.hashed([*ids, 0xFFFFFFFF] for ids in tokens_of_texts)
     facts = {
         "made_by": "tests/reference/make_unigrams.py",
         "oracle": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("sentencepiece", "tokenizers")),
@@ -69,7 +61,7 @@ def main():
         "scores": [piece.score for piece in model.pieces],
         "kinds": [piece.type for piece in model.pieces],
         "charsmap": model.normalizer_spec.precompiled_charsmap.hex(),
-        "tokens": count,
+        "tokens": sum(map(len, tokens_of_texts)),
     }
     print(f"{others} of {len(texts)} texts are cut in another way by sentencepiece itself")
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())

@@ -65,18 +65,25 @@ def fnv(found, number):
     return found
 
 
-def hashes(expressions):
-    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
-    split, made, found = pre_tokenizers.Sequence(splits), [], 0x811C9DC5
-    for number, text in enumerate(texts(), 1):
-        words = [word for word, _ in split.pre_tokenize_str(text)]
-        assert "".join(words) == text
-        for length in [*(len(word.encode()) for word in words), 0]:
-            found = fnv(found, length)
-        if number % TOGETHER == 0:
+def hashed(numbers_of_texts):
+    """A hash for the numbers of every ten texts."""
+    made, found = [], 0x811C9DC5
+    for count, numbers in enumerate(numbers_of_texts, 1):
+        for number in numbers:
+            found = fnv(found, number)
+        if count % TOGETHER == 0:
             made.append(f"{found:08x}")
             found = 0x811C9DC5
     return made
+
+
+def lengths(expressions):
+    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
+    split = pre_tokenizers.Sequence(splits)
+    for text in texts():
+        words = [word for word, _ in split.pre_tokenize_str(text)]
+        assert "".join(words) == text
+        yield [*(len(word.encode()) for word in words), 0]
 
 
 def main():
@@ -86,7 +93,7 @@ def main():
         "alphabet": ALPHABET,
     }
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
-    body = ",\n".join(f'  "{name}": "{" ".join(hashes(expressions))}"' for name, expressions in EXPRESSIONS.items())
+    body = ",\n".join(f'  "{name}": "{" ".join(hashed(lengths(expressions)))}"' for name, expressions in EXPRESSIONS.items())
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         out.write(f'{{\n{head} "hashes": {{\n{body}\n }}\n}}\n')
 
