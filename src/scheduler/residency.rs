@@ -68,8 +68,8 @@ pub(super) struct Residency {
     gone: Vec<Gone>,
     /// Parts to evict when their load in flight completes.
     unwanted: BTreeSet<PartId>,
-    /// A step's weights found no room although everything evictable was evicted.
-    starved: bool,
+    /// Weights of a step found no room for this part although everything evictable was evicted.
+    starved: Option<PartId>,
 }
 
 /// Result of a search for room.
@@ -387,7 +387,7 @@ impl Residency {
                         // Wait here: a restarted step would evict the parts it has loaded so far.
                         RoomMade::InFlight(load) => backend.until_decided(&load)?,
                         RoomMade::None => {
-                            self.starved = true;
+                            self.starved = Some(PartId { model: window.model, part });
                             return Err(error);
                         }
                     }
@@ -412,9 +412,25 @@ impl Residency {
         load(&mut place.resident, &mut Loader { cache: &mut self.cache, backend, part })
     }
 
-    /// True if weights of the last step found no room after all evictions. Clears the flag.
-    pub fn take_starved(&mut self) -> bool {
-        std::mem::take(&mut self.starved)
+    /// The part that found no room in the last step after all evictions. Forgets it.
+    pub fn take_starved(&mut self) -> Option<PartId> {
+        self.starved.take()
+    }
+
+    /// Between steps: evicts everything evictable and all of the model's own weights, then loads this part before any other.
+    ///
+    /// # Errors
+    /// As [`Residency::load_part`].
+    pub fn load_first(&mut self, part: PartId, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        loop {
+            match self.make_room(&Window::none(part.model), backend)? {
+                RoomMade::Evicted => {}
+                RoomMade::InFlight(load) => backend.until_decided(&load)?,
+                RoomMade::None => break,
+            }
+        }
+        // The part itself must stay while it loads.
+        self.load_current(&Window::around(part.model, part.part, 0), part.part, backend)
     }
 
     /// Loads one tensor of a part on a client's request, without a step.

@@ -1,12 +1,11 @@
 //! Hostile chat templates: each ends as a typed error, in time, and costs the caller no memory.
 
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use rocmforge::model::template::{
     Message, OUTPUT_BYTES_MAX, REQUEST_BYTES_MAX, Renderer, SOURCE_BYTES_MAX, TemplateError, TemplateRequest,
 };
+use rocmforge_test_support::script;
 
 use crate::child;
 
@@ -146,12 +145,9 @@ fn values_nested_beyond_the_stack_kill_the_process_only() {
 fn nesting_has_the_same_end_under_every_limit_of_the_stack() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("rocmforged");
-    let script = format!(
-        "#!/bin/sh\nulimit -S -s \"$(ulimit -H -s)\"\nexec {} \"$@\"\n",
-        env!("CARGO_BIN_EXE_rocmforged")
-    );
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script =
+        format!("ulimit -S -s \"$(ulimit -H -s)\"\nexec {} \"$@\"", env!("CARGO_BIN_EXE_rocmforged"));
+    script::write(&program, &script);
     let renderer = Renderer::new(&program);
     let render = |template: &str| renderer.render(&TemplateRequest::new(template, vec![]));
     assert_eq!(render("{{ 1 + 1 }}").unwrap(), "2");
@@ -220,14 +216,6 @@ fn programs_that_are_no_renderer_are_told_apart() {
     assert!(matches!(&error, TemplateError::Died { status } if status == "exit status: 1"), "{error:?}");
 }
 
-/// Writes a program of one line of shell.
-fn script(line: &str) -> tempfile::TempPath {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    writeln!(file, "#!/bin/sh\n{line}").unwrap();
-    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o755)).unwrap();
-    file.into_temp_path()
-}
-
 #[test]
 fn a_process_that_hangs_is_ended_and_reaped() {
     let request = TemplateRequest::new("x".repeat(SOURCE_BYTES_MAX), vec![]);
@@ -235,8 +223,10 @@ fn a_process_that_hangs_is_ended_and_reaped() {
     for (line, slow) in
         [("exec sleep 1000", true), ("exec sleep 1000 <&- >&- 2>&-", true), ("exec yes", false)]
     {
-        let program = script(line);
-        let renderer = Renderer::new(program.to_path_buf()).with_deadline(Duration::from_millis(300));
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        script::write(&program, line);
+        let renderer = Renderer::new(&program).with_deadline(Duration::from_millis(300));
         let error = renderer.render(&request).unwrap_err();
         match error {
             TemplateError::TooSlow { limit } if slow => assert_eq!(limit, "300 ms"),

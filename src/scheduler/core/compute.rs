@@ -105,6 +105,7 @@ impl Core {
         }
         match result {
             Ok(Stretch::Done(sampled, rows, load)) => {
+                self.device.step_done(step.model);
                 self.deliver(&step, sampled, &rows, load + paused.waited)
             }
             Ok(Stretch::Unreadable(error)) => self.fail_model(step.model, error),

@@ -20,6 +20,8 @@ struct Book {
     used: u64,
     /// Bytes of KV pages, once they are counted.
     pages: Option<u64>,
+    /// Largest piece of free memory while more than [`SPLITTERS`] copies live.
+    piece: Option<u64>,
     next: u64,
     /// Address by source bytes: mapping, start, end.
     live: HashMap<(usize, u64, u64), u64>,
@@ -38,6 +40,9 @@ struct Book {
     doubts: Vec<String>,
     wrongs: Vec<String>,
 }
+
+/// So many copies leave the rest of the memory in one piece.
+const SPLITTERS: usize = 2;
 
 /// Exceeds the duration of any test.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -87,6 +92,11 @@ impl Memory {
     #[cfg(feature = "loom")]
     pub fn upload_by(&self, uploads: impl Fn(Upload) + Send + Sync + 'static) {
         self.0.lock().uploads = Some(Arc::new(uploads));
+    }
+
+    /// Free memory is in pieces of at most so many bytes while more than a few copies live.
+    pub fn split(&self, piece: u64) {
+        self.0.lock().piece = Some(piece);
     }
 
     /// KV pages take memory from now on.
@@ -157,7 +167,8 @@ impl Memory {
             return Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace });
         };
         let bytes = tensor.byte_len();
-        if book.used + book.pages.unwrap_or(0) + bytes > limit {
+        let split = book.live.len() > SPLITTERS && book.piece.is_some_and(|piece| bytes > piece);
+        if split || book.used + book.pages.unwrap_or(0) + bytes > limit {
             return Err(BackendError::OutOfMemory { what: "weights", need_bytes: bytes });
         }
         let range = tensor.range();

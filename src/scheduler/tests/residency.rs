@@ -99,6 +99,35 @@ fn a_model_larger_than_the_room_streams_through_it() {
 }
 
 #[test]
+fn a_head_without_a_piece_of_memory_is_loaded_before_all_others() {
+    let rig = rig(130);
+    let program = &rig.model.plan.program;
+    let bytes =
+        |part: u32| program.part_tensors(part).map(|(_, tensor)| tensor.lazy.byte_len()).max().unwrap();
+    let (head, layers) = (program.head_part(), 1..program.head_part());
+    let largest = layers.map(bytes).max().unwrap();
+    assert!(largest < bytes(head));
+    rig.control.memory().split(largest);
+    ask(&rig, &rig.model, 1, 5);
+    let before = rig.handle().snapshot().counters;
+    ask(&rig, &rig.model, 2, 5);
+    let after = rig.handle().snapshot().counters;
+    assert_eq!((before.load_bytes, before.evictions), (after.load_bytes, after.evictions), "all of it stays");
+    assert!(rig.control.memory().wrongs().is_empty(), "{:?}", rig.control.memory().wrongs());
+}
+
+#[test]
+fn a_tensor_that_finds_no_piece_of_memory_at_all_fails_its_request_alone() {
+    let rig = rig(130);
+    rig.control.memory().split(0);
+    let asked = rig.ask(&prompt(1, 10), 3).finish();
+    let JobError::NoRoom { need_bytes, free_bytes, .. } = asked.error() else { panic!("{:?}", asked.end) };
+    assert!(need_bytes <= free_bytes);
+    rig.control.memory().split(u64::MAX);
+    ask(&rig, &rig.model, 2, 3);
+}
+
+#[test]
 fn a_pinned_model_stays_and_a_refusal_says_who_has_the_room() {
     let rig = rig(120);
     let (kept, other) = (open(1, &kept_model()), open(2, &kept_model()));

@@ -1,5 +1,5 @@
-//! Model files that tests, benches, fuzz targets and project commands make: good ones and malformed ones. And a file
-//! system that hangs.
+//! Model files that tests, benches, fuzz targets and project commands make: good ones and malformed ones. A file
+//! system that hangs, and programs of shell.
 
 #![allow(missing_docs)] // a library of this project's tests alone
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // as in tests
@@ -7,3 +7,4 @@
 pub mod forge;
 pub mod hanging;
 pub mod malformed;
+pub mod script;

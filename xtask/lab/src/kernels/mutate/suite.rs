@@ -147,17 +147,16 @@ fn program(line: &str) -> Option<PathBuf> {
 mod unit {
     #![allow(clippy::expect_used)] // tests fail by panicking
 
-    use std::os::unix::fs::PermissionsExt;
+    use rocmforge_test_support::script;
 
     use super::*;
 
     #[test]
     fn a_run_ends_with_the_first_failure_or_when_nothing_ends_any_more() {
         let dir = tempfile::tempdir().expect("a folder");
-        let run = |script: &str| {
+        let run = |lines: &str| {
             let program = dir.path().join("tests");
-            fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("made a program");
+            script::write(&program, lines);
             let suite = Suite { program };
             let patience = Duration::from_millis(500);
             suite.run(Path::new("lib"), None, Select::Only(&["a"]), patience).expect("it runs").0
