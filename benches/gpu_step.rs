@@ -3,7 +3,8 @@
 //! reads its memory.
 //!
 //! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--users N] [--rows N] [--rounds N] [--device N]
-//! [--graphs off] [--resident] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
+//! [--graphs off] [--resident] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--deterministic] [--read-mib N]
+//! [--json]`
 //!
 //! With `--resident`, all weights are loaded after the first answers: else a model of experts loads those that no token chose yet.
 //!
@@ -198,6 +199,7 @@ fn arguments() -> Result<Arguments, Failure> {
                     other => return Err(format!("{other} is not an upload path").into()),
                 }
             }
+            "--deterministic" => parsed.options.deterministic = true,
             "--f32" => parsed.options.activations = ActivationType::F32,
             path => parsed.models.push(PathBuf::from(path)),
         }

@@ -121,6 +121,8 @@ pub struct Device {
     pub upload_threads: usize,
     /// Whether decode steps are replayed from recorded graphs.
     pub graphs: Graphs,
+    /// Whether a GPU's results do not depend on the requests that it computes together.
+    pub deterministic: bool,
     /// Most memory of the GPU to use, in MiB; 0: all of it.
     pub memory_mib: u64,
     /// Seconds after which a GPU that does not answer counts as lost.
@@ -137,6 +139,7 @@ impl Default for Device {
             reads: FileReads::default(),
             upload_threads: 0,
             graphs: Graphs::default(),
+            deterministic: false,
             memory_mib: 0,
             patience_s: 60,
         }
@@ -437,7 +440,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 20] = [
+        let ranges: [(&'static str, u64, u64, u64); 21] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -458,6 +461,7 @@ impl Config {
             ("host.lock_mib", self.host.lock_mib, 0, 1 << 24),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
             ("kv.percent_per_uid", self.kv.percent_per_uid.into(), 1, 100),
+            ("kv.swap_mib", self.kv.swap_mib, 0, 1 << 24),
             ("kv.keep_mib", self.kv.keep_mib, 0, 1 << 24),
         ];
         for (key, value, min, max) in ranges {
@@ -533,8 +537,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 48,
-            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 6 kv, 2 log: a new key needs its line in the example"
+            keys, 50,
+            "socket, models, 13 limits, 9 policy, 10 device, 3 cpu, 3 host, 1 weights, 7 kv, 2 log: a new key needs its line in the example"
         );
     }
 

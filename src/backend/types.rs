@@ -198,7 +198,8 @@ pub struct StepBatch<'a> {
     pub positions: &'a [u32],
     /// Sequence of each row: an index into the page tables.
     pub row_sequences: &'a [u32],
-    /// Page tables of the step's sequences, one after the other: `sequences * page_table_stride` page numbers.
+    /// Page tables of the step's sequences, one after the other: `sequences * page_table_stride` page numbers. Each of these
+    /// sequences has a row.
     /// Entry p of a sequence holds its positions `p * KV_PAGE_TOKENS ..`; entries past its length are not read.
     pub page_tables: &'a [u32],
     /// Entries per sequence in `page_tables`.

@@ -20,6 +20,8 @@ pub struct Kv {
     pub percent_per_uid: u32,
     /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
+    /// Most host memory for pages of parked requests of a GPU, in MiB; 0: their tokens are computed again.
+    pub swap_mib: u64,
     /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
     pub keep_mib: u64,
     /// Folder of these files; empty: `prefixes` in the service's cache directory.
@@ -34,6 +36,7 @@ impl Default for Kv {
             // A user that holds more than its equal share gives way to others in any case.
             percent_per_uid: 100,
             reuse: Reuse::default(),
+            swap_mib: 1024,
             keep_mib: 0,
             keep_dir: PathBuf::new(),
         }

@@ -64,6 +64,7 @@ fn hip_options(config: &Config) -> HipOptions {
         reads: device.reads,
         upload_threads: device.upload_threads,
         graphs: device.graphs == Graphs::Auto,
+        deterministic: device.deterministic,
         memory_bytes: device.memory_mib << 20,
         patience: Duration::from_secs(device.patience_s.into()),
         ..HipOptions::default()

@@ -345,6 +345,7 @@ fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {
         kv_budget_bytes: config.kv_budget_bytes(),
         kv_percent_per_user: config.kv.percent_per_uid,
         reuse: config.kv.reuse,
+        swap_bytes: config.kv.swap_mib << 20,
         privileged: privileged_uids().to_vec(),
         users: Arc::clone(users),
         ..EngineOptions::default()

@@ -9,6 +9,7 @@ use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
 use super::prefixes::{KEPT_BESIDE_WORK, PrefixKeeper};
 use super::residency::{Asked, Residency, RoomMade, Window};
 use super::schedule::{Schedule, StepPlan};
+use super::swap::HostMemory;
 use super::{Bytes, JobError};
 use crate::backend::{Backend, BackendError, ModelSlot};
 use crate::lock;
@@ -26,14 +27,16 @@ pub(super) struct Device {
     pub loads: Loads,
     /// Takes the known prefixes of a pool before it closes.
     pub keeper: Option<Arc<dyn PrefixKeeper>>,
+    /// Pages of parked sequences.
+    pub host: HostMemory,
     /// The part that was loaded before all others since its model's last complete step.
     loaded_first: Option<PartId>,
 }
 
 impl Device {
-    pub fn new(backend: Box<dyn Backend>, keeper: Option<Arc<dyn PrefixKeeper>>) -> Self {
+    pub fn new(backend: Box<dyn Backend>, keeper: Option<Arc<dyn PrefixKeeper>>, host: HostMemory) -> Self {
         let (residency, models, loads) = Default::default();
-        Self { backend, residency, models, loads, keeper, loaded_first: None }
+        Self { backend, residency, models, loads, keeper, host, loaded_first: None }
     }
 
     /// Hosts a model without loading anything.
@@ -90,8 +93,9 @@ impl Device {
         Ok(())
     }
 
-    /// Gives the memory of freed KV pages back.
+    /// Gives the memory of freed KV pages back, after those of parked sequences were copied.
     pub fn release_freed(&mut self, schedule: &mut Schedule) {
+        self.swap_out(schedule);
         for (model, pages) in schedule.take_freed() {
             if let Some(slot) = self.models.get(model).and_then(|hosted| hosted.slot) {
                 self.backend.release_pages(slot, &pages);

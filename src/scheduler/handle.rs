@@ -524,6 +524,8 @@ pub struct EngineOptions {
     pub idle_release: Duration,
     /// How pages of weights are read that a device uses in the file.
     pub page_reader: PageReader,
+    /// Most host memory for pages of parked sequences, in bytes; 0: their tokens are computed again.
+    pub swap_bytes: u64,
     /// Takes the known prefixes of KV pools that close.
     pub keeper: Option<Arc<dyn PrefixKeeper>>,
 }
@@ -542,6 +544,7 @@ impl Default for EngineOptions {
             users: Arc::default(),
             idle_release: Duration::from_secs(60),
             page_reader: PageReader::default(),
+            swap_bytes: 0,
             keeper: None,
         }
     }

@@ -48,6 +48,7 @@ mod schedule;
 mod sequence;
 mod snapshot;
 mod step;
+mod swap;
 mod text;
 
 pub use self::core::orders::{Cleared, RulesChange};

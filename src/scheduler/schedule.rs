@@ -39,6 +39,8 @@ pub(super) struct Limits {
     pub kv_user_bytes: u64,
     /// The users whose prefixes a sequence may take.
     pub reuse: Reuse,
+    /// Whether pages of parked sequences are copied to host memory before they go.
+    pub swaps: bool,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,
     /// Users whose requests never wait for a place that another user's sequence holds.
@@ -242,7 +244,7 @@ impl<A> Schedule<A> {
         self.turn_kept = until;
     }
 
-    fn all(&self) -> impl Iterator<Item = &Sequence<A>> {
+    pub fn all(&self) -> impl Iterator<Item = &Sequence<A>> {
         self.running.iter().chain(&self.queue)
     }
 
@@ -408,6 +410,22 @@ impl<A> Schedule<A> {
     /// True if a step could take rows of this admitted sequence now.
     fn can_run(&self, sequence: &Sequence<A>) -> bool {
         self.takes_part(sequence) && !self.waits.contains(&sequence.request.model)
+    }
+
+    /// True if a step of the model is suspended: it may still write pages that its sequences have lost.
+    pub fn is_suspended(&self, model: ModelId) -> bool {
+        self.suspended.contains_key(&model)
+    }
+
+    /// Sequences that wait for a place, in order of arrival.
+    pub fn waiting_sequences(&self) -> impl Iterator<Item = &Sequence<A>> {
+        self.queue.iter()
+    }
+
+    /// Admitted sequences with pages in host memory, except those of models with a suspended step.
+    pub fn swapped_sequences(&self) -> Vec<SequenceId> {
+        let returns = |s: &&Sequence<A>| !s.swapped.is_empty() && !self.is_suspended(s.request.model);
+        self.running.iter().filter(returns).map(|s| s.request.id).collect()
     }
 
     /// True if a sequence of the model is live.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::draft::Draft;
 use super::kv::Held;
 use super::masks::Masking;
+use super::swap::Swapped;
 use super::text::AnswerText;
 use super::{
     Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
@@ -70,6 +71,8 @@ pub(super) struct Sequence<A = Answer> {
     pub draft: Draft,
     /// KV pages in order of position.
     pub kv: Held,
+    /// Its pages in host memory, from when it was parked until it is admitted again.
+    pub swapped: Swapped,
     /// No step has computed a row of it since its admission.
     pub fresh: bool,
     /// The state of its tree when its known prefix was last looked up there.
@@ -111,6 +114,7 @@ impl<A> Sequence<A> {
             embedded: 0,
             draft,
             kv: Held::default(),
+            swapped: Swapped::default(),
             fresh: true,
             looked: None,
             reused: None,
@@ -144,6 +148,7 @@ impl<A> Sequence<A> {
         let gone = ((self.tokens.len() - kept) / 2).max(1);
         self.tokens.drain(kept..(kept + gone).min(self.tokens.len()));
         self.dropped = self.dropped.saturating_add(gone as u32);
+        self.swapped.clear();
         self.restart();
     }
 

@@ -21,6 +21,8 @@ pub struct EngineSnapshot {
     pub kv_pages_cached: u64,
     /// Bytes of `kv_budget_bytes` that these take.
     pub kv_cached_bytes: u64,
+    /// Bytes of host memory that pages of parked sequences take.
+    pub kv_swapped_bytes: u64,
     /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
     /// Device bytes of the KV pages in use and of those cached.
@@ -78,6 +80,10 @@ pub struct Counters {
     pub sequences_parked: u64,
     /// KV pages of known prefixes that went because others needed their bytes.
     pub kv_pages_evicted: u64,
+    /// KV pages of parked sequences that were copied to host memory.
+    pub kv_pages_swapped_out: u64,
+    /// Those that were copied back.
+    pub kv_pages_swapped_in: u64,
     /// Loads begun, of one tensor each.
     pub tensors_loaded: u64,
     /// Requests for tensors that were already resident or in flight.

@@ -18,7 +18,7 @@ use super::models::{fill, page_room};
 use super::service::Preparing;
 use super::{Call, host};
 use crate::backend::{BackendInfo, DeviceCounters};
-use crate::scheduler::{EngineSnapshot, SequenceId, SequenceSnapshot, SequenceState};
+use crate::scheduler::{Counters, EngineSnapshot, SequenceId, SequenceSnapshot, SequenceState};
 
 /// Version that clients see.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -296,12 +296,17 @@ fn notes<'a>(
     let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
     let graphs = (device.graphs > 0)
         .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
+    let Counters { kv_pages_swapped_out: out, kv_pages_swapped_in: back, .. } = snapshot.counters;
+    let swapped = (out > 0).then(|| {
+        let mib = snapshot.kv_swapped_bytes >> 20;
+        ("swapped", format!("{mib} MiB of KV pages in host memory; {out} copied out, {back} back"))
+    });
     let memory = snapshot.memory;
     let kernel =
         memory.kernel_used.map(|used| ("kernel", format!("{} MiB in use by all programs", used >> 20)));
     let differ = memory.contradiction().map(|text| ("memory", text));
     // Each of these counts what all users do.
-    let counted = rates.chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs);
+    let counted = rates.chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs).chain(swapped);
     let exact = coarse.is_exact();
     fixed.chain(counted.filter(move |_| exact)).chain(refused)
 }

@@ -16,6 +16,7 @@ mod encoders;
 mod forward;
 mod greedy;
 mod invariance;
+mod invariance_on_gpu;
 mod keys;
 mod loaded;
 mod logits;

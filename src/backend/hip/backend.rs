@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::hip::device::wait::{Standstill, Waiter};
 use crate::backend::hip::kernels::matmul::planes;
-use crate::backend::hip::kernels::thresholds::STEP_ROWS;
+use crate::backend::hip::kernels::thresholds::{Order, STEP_ROWS};
 use crate::backend::hip::step::addresses::Loads;
 use crate::backend::hip::step::graphs::{self, Replays};
 use crate::backend::hip::step::model::{self, OpenModel};
@@ -52,6 +52,8 @@ pub struct HipOptions {
     pub chunk_bytes: usize,
     /// Whether steps may be replayed from recorded graphs.
     pub graphs: bool,
+    /// Whether a row's bits are the same whatever rows are computed with it.
+    pub deterministic: bool,
     /// The device counts as lost after this long without an answer.
     pub patience: Duration,
     /// Root of the kernel's device files: `/`.
@@ -72,6 +74,7 @@ impl Default for HipOptions {
             memory_bytes: 0,
             chunk_bytes: CHUNK_BYTES,
             graphs: true,
+            deterministic: false,
             patience: Duration::from_secs(60),
             root: "/".into(),
             lost: Arc::default(),
@@ -124,6 +127,7 @@ impl HipBackend {
         let device = Device::open(&runtime, &opened)?;
         let stream = device.stream(StreamPriority::High)?;
         let unit = device.unit();
+        let order = if options.deterministic { Order::Fixed } else { Order::ByRows };
         Ok(Self {
             uploader: Uploader::start(&device, options.upload, options.reads, options.upload_threads)?,
             models: HashMap::new(),
@@ -137,7 +141,7 @@ impl HipBackend {
             load_waits: RefCell::default(),
             current: None,
             next_slot: 0,
-            modes: Modes { activations: options.activations, kv: options.kv, unit },
+            modes: Modes { activations: options.activations, kv: options.kv, unit, order },
             runtime,
             device,
             options,
@@ -241,6 +245,8 @@ impl Backend for HipBackend {
         let device = self.device.description();
         let version = self.runtime.version();
         let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
+        let fixed =
+            (self.modes.order == Order::Fixed).then(|| ("deterministic", "one order of sums".to_owned()));
         BackendInfo {
             kind: "hip",
             device: device.name.clone(),
@@ -249,11 +255,14 @@ impl Backend for HipBackend {
             step_rows: STEP_ROWS,
             activations: self.options.activations,
             kv: self.options.kv,
-            notes: vec![
+            notes: [
                 ("runtime", format!("{} {major}.{minor}", self.runtime.path().display())),
                 ("code", self.device.code().to_owned()),
                 ("memory", format!("{} MiB", device.memory_bytes >> 20)),
-            ],
+            ]
+            .into_iter()
+            .chain(fixed)
+            .collect(),
         }
     }
 

@@ -24,6 +24,7 @@ use super::rates::Rates;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
 use super::sequence::Sequence;
 use super::step::StepArrays;
+use super::swap::HostMemory;
 use super::{Counters, EngineOptions, Event, Job, JobError};
 use crate::backend::Backend;
 use crate::model::ModelId;
@@ -96,11 +97,12 @@ impl Core {
         let paging = Paging::new(options.page_reader.clone(), waker(&shared));
         let masks = MaskPool::new(waker(&shared));
         let (now, keeper) = (lock::now(), options.keeper.clone());
+        let host = HostMemory::new(options.swap_bytes);
         let mut core = Self {
             options,
             shared,
             factory,
-            device: Device::new(backend, keeper),
+            device: Device::new(backend, keeper, host),
             schedule,
             arrays: StepArrays::default(),
             counters: Counters::default(),
@@ -199,7 +201,7 @@ impl Core {
         let admitted = self.admit(now);
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
-        let loaded = self.drive_loads() | self.restore_some();
+        let loaded = self.drive_loads() | self.restore_some() | self.swap_in();
         self.look_at_pages();
         self.look_at_masks(now);
         let step = self.schedule.next_step(now);
@@ -342,6 +344,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
         kv_budget_bytes: facts.kv_budget_bytes,
         kv_user_bytes: facts.kv_user_bytes,
         reuse: options.reuse,
+        swaps: options.swap_bytes > 0,
         slow_reader: options.slow_reader,
         privileged: options.privileged.clone(),
     }

@@ -65,7 +65,8 @@ impl Core {
         self.counters.sequences_failed += sequences.len() as u64;
         self.ended.extend(sequences.into_iter().map(|sequence| (sequence, Event::Failed(error()))));
         // Drop the old device first: the new one may be the same and need its memory.
-        self.device = Device::new(Box::new(Closed), self.options.keeper.clone());
+        let host = std::mem::take(&mut self.device.host);
+        self.device = Device::new(Box::new(Closed), self.options.keeper.clone(), host);
         let opened = (self.factory)().map(|mut backend| {
             backend.set_heartbeat(Arc::clone(&self.shared.heartbeat));
             self.shared.set_device(backend.as_ref(), &self.options);

@@ -43,6 +43,8 @@ impl Core {
                 load_bytes: loaded.load_bytes,
                 evictions: loaded.evictions,
                 evicted_bytes: loaded.evicted_bytes,
+                kv_pages_swapped_out: self.device.host.pages_out,
+                kv_pages_swapped_in: self.device.host.pages_in,
                 ..self.counters
             },
             kv_pages_used: pages.used,
@@ -50,6 +52,7 @@ impl Core {
             kv_pages_max: pages.size,
             kv_bytes: slots.map(|slot| self.device.backend.kv_bytes(slot)).sum(),
             kv_cached_bytes: pages.cached_bytes,
+            kv_swapped_bytes: self.device.host.held_bytes(),
             kv_claimed_bytes: self.schedule.claimed_bytes(),
             kv_budget_bytes: self.schedule.limits().kv_budget_bytes,
             device_bytes: self.device.residency.device_bytes(),

@@ -28,11 +28,25 @@ impl From<RestoreOrder> for Restoring {
 }
 
 impl Core {
+    /// Writes pages of sequences back that were parked and are admitted again; true if there were any.
+    pub(super) fn swap_in(&mut self) -> bool {
+        let facts = self.shared.facts();
+        let any = self.device.swap_in(&mut self.schedule, &facts);
+        if any {
+            self.device.release_freed(&mut self.schedule);
+        }
+        any
+    }
+
     /// Writes some prefixes to free pages; true if there were any. A device that fails here fails in the next step too.
     pub(super) fn restore_some(&mut self) -> bool {
         let Some(mut restoring) = self.restores.pop_front() else { return false };
         let (begun, facts) = (lock::now(), self.shared.facts());
         let (device, schedule) = (&mut self.device, &mut self.schedule);
+        if schedule.is_suspended(restoring.order.model.id) {
+            self.restores.push_back(restoring);
+            return false; // that step may still write pages that are free now
+        }
         let ended = restoring.order.done.is_closed() || {
             let written = restoring.write(device, schedule, &facts, || lock::now() - begun >= SLICE);
             written.unwrap_or_else(|error| {

@@ -92,13 +92,41 @@ pub(super) struct Kv {
     clock: u64,
     /// Cached pages that went because bytes ran short.
     evicted: u64,
+    /// Whether evicted pages are listed.
+    watched: bool,
+    evicted_pages: Vec<EvictedPage>,
+}
+
+/// A whole page that a tree has dropped. Its content is there until something else is written to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EvictedPage {
+    pub model: ModelId,
+    /// The user of the tree; `None` for that of all users.
+    pub uid: Option<u32>,
+    pub page: u32,
+    pub page_bytes: u64,
+    /// The prefix that ends with its tokens.
+    pub tokens: Vec<u32>,
 }
 
 impl Kv {
     pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
         let (pools, trees, charged) = Default::default();
         let room_bytes = u64::MAX;
-        Self { budget_bytes, room_bytes, reuse, pools, trees, used_bytes: 0, charged, clock: 0, evicted: 0 }
+        let (evicted, watched, evicted_pages) = Default::default();
+        Self {
+            budget_bytes,
+            room_bytes,
+            reuse,
+            pools,
+            trees,
+            used_bytes: 0,
+            charged,
+            clock: 0,
+            evicted,
+            watched,
+            evicted_pages,
+        }
     }
 
     /// Pages of a model's pool: the whole budget, because models share it by bytes. Pages that are never written cost
@@ -302,12 +330,40 @@ impl Kv {
         let Some(pool) = self.pools.get(&model) else { return Ok(false) };
         let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.room_bytes();
         let fits = room && (1..=KV_PAGE_TOKENS).contains(&tokens.len());
-        let Some(at) = node.filter(|_| fits) else { return Ok(false) };
+        if node.is_none() || !fits {
+            return Ok(false);
+        }
         let Some(page) = self.take(model, uid) else { return Ok(false) };
         if let Err(error) = fill(page) {
             self.drop_page(model, uid, page);
             return Err(error);
         }
+        Ok(self.enter_page((model, uid), stem, tokens, page))
+    }
+
+    /// Gives a page back that was taken, and that nobody else knows of.
+    pub fn untake(&mut self, model: ModelId, uid: u32, page: u32) {
+        self.drop_page(model, uid, page);
+    }
+
+    /// Enters a page that was taken and filled into a user's tree, after the whole pages of `stem`. False, and the page is free,
+    /// if the tree lacks the stem.
+    pub fn enter_page(
+        &mut self,
+        (model, uid): (ModelId, u32),
+        stem: &[u32],
+        tokens: &[u32],
+        page: u32,
+    ) -> bool {
+        let key = self.key(model, uid);
+        let node = match self.trees.get(&key) {
+            Some(tree) => tree.node_after(stem),
+            None => stem.is_empty().then_some(ROOT),
+        };
+        let Some(at) = node else {
+            self.drop_page(model, uid, page);
+            return false;
+        };
         self.clock += 1;
         let tree = self.trees.entry(key).or_insert_with(Tree::new);
         let inserted = tree.insert(at, tokens, page, self.clock);
@@ -319,7 +375,7 @@ impl Kv {
             }
         }
         self.drop_page(model, uid, page); // the tree alone has it, or nobody
-        Ok(true)
+        true
     }
 
     /// Drops the cached page of models for which `may` holds that is to go first: of the user that holds most, the longest
@@ -355,6 +411,12 @@ impl Kv {
 
     fn forget(&mut self, key: TreeKey, leaf: NodeId) {
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&key.0)) else { return };
+        if self.watched
+            && let Some((tokens, page)) = tree.whole_prefix(leaf)
+        {
+            let (model, uid) = key;
+            self.evicted_pages.push(EvictedPage { model, uid, page, page_bytes: pool.page_bytes, tokens });
+        }
         let page = tree.remove(leaf);
         if tree.is_empty() {
             self.trees.remove(&key);
@@ -435,6 +497,21 @@ impl Kv {
     /// Bytes of a model's cached pages.
     pub fn cached_bytes(&self, model: ModelId) -> u64 {
         self.pools.get(&model).map_or(0, |pool| u64::from(pool.cached()) * pool.page_bytes)
+    }
+
+    /// Lists evicted pages from now on, or no longer.
+    pub fn watch_evictions(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// True if evicted pages are listed.
+    pub fn watches_evictions(&self) -> bool {
+        self.watched
+    }
+
+    /// Takes the list of evicted pages. Their content is to be read before the next step, and before their memory goes.
+    pub fn take_evicted_pages(&mut self) -> Vec<EvictedPage> {
+        std::mem::take(&mut self.evicted_pages)
     }
 
     /// Number of cached pages that went because bytes ran short, since the last call.

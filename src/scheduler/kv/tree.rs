@@ -221,6 +221,18 @@ impl Tree {
         self.leaves.iter().copied().find(|(_, id)| may_go(self.node(*id).page))
     }
 
+    /// The tokens up to a node's end, and its page, if that is whole.
+    pub fn whole_prefix(&self, id: NodeId) -> Option<(Vec<u32>, u32)> {
+        let last = self.node(id);
+        let (mut path, mut at) = (Vec::new(), id);
+        while at != ROOT {
+            path.push(at);
+            at = self.node(at).parent;
+        }
+        let tokens = path.into_iter().rev().flat_map(|id| self.node(id).tokens.iter().copied());
+        (last.tokens.len() == KV_PAGE_TOKENS).then(|| (tokens.collect(), last.page))
+    }
+
     /// Removes a leaf and returns its page.
     pub fn remove(&mut self, leaf: NodeId) -> u32 {
         let (used, parent, page) = (self.node(leaf).used, self.node(leaf).parent, self.node(leaf).page);

@@ -104,6 +104,7 @@ impl<A> Schedule<A> {
         let at = self.running.iter().position(|s| s.request.id == id)?;
         let mut sequence = self.take_running(at);
         sequence.restart();
+        self.kv.watch_evictions(self.limits.swaps);
         (sequence.admitted, sequence.queued) = (None, Some(now));
         self.enqueue(sequence);
         Some(id)

@@ -15,6 +15,7 @@ mod room;
 mod schedules;
 mod sharing;
 mod shift;
+mod swap;
 mod text;
 mod users;
 
@@ -154,6 +155,7 @@ impl Rig {
         let snapshot = self.handle().snapshot();
         assert_eq!((snapshot.sequences.len(), snapshot.kv_pages_used, snapshot.kv_claimed_bytes), (0, 0, 0));
         assert_eq!(self.control.holds().0 as u64, snapshot.kv_pages_cached, "pages on the device");
+        assert_eq!(snapshot.kv_swapped_bytes, 0, "bytes in host memory");
     }
 }
 

@@ -2,10 +2,11 @@
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
+use rocmforge::backend::hip::kernels::MatrixUnit;
 use rocmforge::backend::hip::kernels::experts::GroupPairs;
 use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
+use rocmforge::backend::hip::kernels::thresholds::{self, Order};
 use rocmforge::backend::hip::kernels::types::{Columns, TWO_TYPES, weight_type};
-use rocmforge::backend::hip::kernels::{MatrixUnit, thresholds};
 use rocmforge::tensor::DType;
 
 use super::weights::{Weights, quantised_types};
@@ -128,7 +129,9 @@ impl Product {
         let shape = (sizes, self.cols() as u32, rows as u32, chosen.columns());
         let mut grid = match chosen {
             Chosen::OfWave(_) => choice::gemm_quant_grid(shape.0, shape.1, shape.2, shape.3),
-            Chosen::AcrossWaves(_) => choice::gemm_wide_grid(shape.0, shape.1, shape.2, shape.3),
+            Chosen::AcrossWaves(_) => {
+                choice::gemm_wide_grid(shape.0, shape.1, shape.2, shape.3, Order::ByRows)
+            }
         };
         if let Some(splits) = splits {
             let [x, y, _] = grid.workgroups;
@@ -384,27 +387,33 @@ fn the_sums_of_splits_have_room() {
         for cols in [32, 576, 1536, 4096, 28672] {
             let sums = outputs.map(|n| if n > 0 { choice::gemm_sums(n, cols) } else { 0 });
             let sums = sums.into_iter().max().unwrap();
-            let check = |unit, rows: u32, columns: u32, grid: Grid| {
+            let check = |unit, order, rows: u32, columns: u32, grid: Grid| {
                 let [x, y, z] = grid.workgroups;
                 let bytes = if z > 1 { 4 * (x * y * z * columns * choice::GEMM_TILE) as usize } else { 0 };
-                let room = choice::gemm_parts(unit, sums, rows as usize);
+                let room = choice::gemm_parts(unit, order, sums, rows as usize);
                 assert!(
                     bytes <= room || outputs == [0; 3],
-                    "{unit:?}, {outputs:?}, {cols} inputs, {rows} rows: {bytes} of {room}"
+                    "{unit:?}, {order:?}, {outputs:?}, {cols} inputs, {rows} rows: {bytes} of {room}"
                 );
+                assert!(z == 1 || (x * y) as usize <= choice::gemm_counters(order, rows as usize));
             };
-            for rows in [5, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 1000] {
-                if rows as usize <= thresholds::GEMM_QUANT_ROWS_MAX {
+            for (order, rows) in [Order::ByRows, Order::Fixed].into_iter().flat_map(|order| {
+                let rows = [1, 5, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 1000, 4096];
+                rows.map(|rows| (order, rows))
+            }) {
+                if rows as usize <= thresholds::GEMM_QUANT_ROWS_MAX || order == Order::Fixed {
                     let columns = choice::gemm_quant(DType::Q4_K, DType::Q4_K, rows).unwrap().columns;
                     let grid = choice::gemm_quant_grid(outputs, cols, rows, columns);
-                    check(MatrixUnit::OfWave, rows, columns, grid);
+                    check(MatrixUnit::OfWave, order, rows, columns, grid);
                 }
                 let columns = choice::gemm_wide(DType::Q4_K, DType::Q4_K, rows).unwrap().columns;
-                check(
-                    MatrixUnit::AcrossWaves,
-                    rows,
-                    columns,
-                    choice::gemm_wide_grid(outputs, cols, rows, columns),
+                let grid = choice::gemm_wide_grid(outputs, cols, rows, columns, order);
+                check(MatrixUnit::AcrossWaves, order, rows, columns, grid);
+                assert!(
+                    order == Order::ByRows
+                        || grid.workgroups[2]
+                            == choice::gemm_wide_grid(outputs, cols, 1, 16, order).workgroups[2],
+                    "{outputs:?}, {cols} inputs, {rows} rows"
                 );
             }
         }

@@ -19,6 +19,10 @@
 //! [`super::types`], and [`super::types::fitting`] takes the narrowest that holds all rows. The constants below are
 //! thresholds that all devices share. Those of the CPU are in `src/backend/cpu/thresholds.rs`.
 //!
+//! Which family takes a row decides its last bits. With [`Order::Fixed`] one family takes all row counts: the one for many rows,
+//! never expanded; where there is no matrix unit, the one for few. Experts are always sorted where they ever are, and decode
+//! attention, which sums each row alone, takes prompts too.
+//!
 //! Two places ask [`family`], so that they agree. `form` in `step/bind/forms.rs` asks for the form of rows in which a
 //! value is written. `Run::group` in `step/run/product.rs` launches.
 
@@ -59,6 +63,16 @@ const EXPERT_TILES: [(u32, u32); 2] = [(12, 16), (26, 32)];
 /// Pairs of the largest tile.
 const EXPERT_TILE_MAX: u32 = 64;
 
+/// Whether a row's bits may depend on the rows that are computed with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Each number of rows takes what is fastest for it.
+    #[default]
+    ByRows,
+    /// Sums are taken in one order at any number of rows.
+    Fixed,
+}
+
 /// Thresholds of devices with one kind of matrix unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
@@ -68,30 +82,61 @@ pub struct Thresholds {
     pub expanded_from: Option<usize>,
     /// Rows from which pairs of a row and an expert are sorted by expert. `None` for never.
     pub sorted_from: Option<usize>,
+    /// Rows from which attention takes tiles of queries together; `usize::MAX` for never.
+    pub tiled_from: usize,
     /// Most rows of a step recorded for replay. Without products for quantised weights, more rows are multiplied eight
     /// at a time, or with expanded weights.
     pub recorded_max: usize,
 }
 
-const NONE: Thresholds =
-    Thresholds { half_from: 64, expanded_from: Some(64), sorted_from: None, recorded_max: 8 };
+const NONE: Thresholds = Thresholds {
+    half_from: 64,
+    expanded_from: Some(64),
+    sorted_from: None,
+    tiled_from: TILED_ROWS,
+    recorded_max: 8,
+};
 
 const OF_WAVE: Thresholds = Thresholds {
     half_from: 9,
     expanded_from: Some(GEMM_QUANT_ROWS_MAX + 1),
     sorted_from: Some(9),
+    tiled_from: TILED_ROWS,
     recorded_max: 64,
 };
 
-const ACROSS_WAVES: Thresholds =
-    Thresholds { half_from: 5, expanded_from: None, sorted_from: Some(9), recorded_max: 128 };
+const ACROSS_WAVES: Thresholds = Thresholds {
+    half_from: 5,
+    expanded_from: None,
+    sorted_from: Some(9),
+    tiled_from: TILED_ROWS,
+    recorded_max: 128,
+};
+
+/// A number of rows that no step has.
+const NEVER: usize = usize::MAX;
 
 /// The thresholds of a device.
-pub const fn of(unit: MatrixUnit) -> Thresholds {
-    match unit {
-        MatrixUnit::None => NONE,
-        MatrixUnit::OfWave => OF_WAVE,
-        MatrixUnit::AcrossWaves => ACROSS_WAVES,
+pub const fn of(unit: MatrixUnit, order: Order) -> Thresholds {
+    let tiled_from = match order {
+        Order::ByRows => TILED_ROWS,
+        Order::Fixed => NEVER,
+    };
+    match (unit, order) {
+        (MatrixUnit::None, Order::ByRows) => NONE,
+        (MatrixUnit::OfWave, Order::ByRows) => OF_WAVE,
+        (MatrixUnit::AcrossWaves, Order::ByRows) => ACROSS_WAVES,
+        (MatrixUnit::None, Order::Fixed) => Thresholds { half_from: NEVER, tiled_from, ..NONE },
+        (MatrixUnit::OfWave, Order::Fixed) => Thresholds {
+            half_from: 1,
+            expanded_from: Some(NEVER),
+            sorted_from: Some(1),
+            tiled_from,
+            ..OF_WAVE
+        },
+        (MatrixUnit::AcrossWaves, Order::Fixed) => {
+            Thresholds { half_from: 1, sorted_from: Some(1), tiled_from, ..ACROSS_WAVES }
+        }
     }
 }
 
@@ -111,15 +156,20 @@ pub enum Family {
 }
 
 /// The family that multiplies `rows` rows of `cols` values with weights of a type.
-pub fn family(unit: MatrixUnit, activations: ActivationType, dtype: DType, rows: usize, cols: u32) -> Family {
-    let by_unit = of(unit);
+pub fn family(
+    thresholds: Thresholds,
+    activations: ActivationType,
+    dtype: DType,
+    rows: usize,
+    cols: u32,
+) -> Family {
     // F32 weights stay f32, because f16 would round them.
-    let half = rows >= by_unit.half_from && cols.is_multiple_of(8) && dtype != DType::F32;
+    let half = rows >= thresholds.half_from && cols.is_multiple_of(8) && dtype != DType::F32;
     match (activations, half) {
         (ActivationType::F32, _) => Family::GemvF32,
         (ActivationType::Int8, false) if is_float(dtype) => Family::GemvF32,
         (ActivationType::Int8, false) => Family::GemvA8,
-        (ActivationType::Int8, true) => match by_unit.expanded_from {
+        (ActivationType::Int8, true) => match thresholds.expanded_from {
             None => Family::GemmWide,
             Some(from) if rows < from && !is_float(dtype) => Family::GemmQuant,
             Some(_) => Family::Expanded,
@@ -129,9 +179,9 @@ pub fn family(unit: MatrixUnit, activations: ActivationType, dtype: DType, rows:
 
 /// Rows from which a step sorts pairs of a row and an expert by expert. The matrix unit then multiplies those of an
 /// expert together. `None` for never. `dtypes`: the type of gate and up matrices, and of down matrices.
-pub fn sorted_from(unit: MatrixUnit, activations: ActivationType, dtypes: [DType; 2]) -> Option<usize> {
+pub fn sorted_from(thresholds: Thresholds, activations: ActivationType, dtypes: [DType; 2]) -> Option<usize> {
     let sorts = activations == ActivationType::Int8 && !dtypes.into_iter().any(is_float);
-    of(unit).sorted_from.filter(|_| sorts)
+    thresholds.sorted_from.filter(|_| sorts)
 }
 
 /// Pairs of a tile, where an expert has `mean` pairs on average.
@@ -147,7 +197,8 @@ mod tests {
     /// The module's table, by families at the rows where they change.
     #[test]
     fn families_change_at_the_rows_that_the_table_names() {
-        let at = |unit, dtype, rows| family(unit, ActivationType::Int8, dtype, rows, 256);
+        let by_rows = |unit| of(unit, Order::ByRows);
+        let at = |unit, dtype, rows| family(by_rows(unit), ActivationType::Int8, dtype, rows, 256);
         let cases = [
             (MatrixUnit::None, 63, Family::GemvA8, Family::GemvF32),
             (MatrixUnit::None, 64, Family::Expanded, Family::Expanded),
@@ -163,21 +214,35 @@ mod tests {
             assert_eq!(at(unit, DType::Q4_K, rows), quantised, "{unit:?}, {rows} rows");
             assert_eq!(at(unit, DType::F16, rows), half, "{unit:?}, {rows} rows");
             assert_eq!(at(unit, DType::F32, rows), Family::GemvF32);
-            let exact = family(unit, ActivationType::F32, DType::Q4_K, rows, 256);
+            let exact = family(by_rows(unit), ActivationType::F32, DType::Q4_K, rows, 256);
             assert_eq!(exact, Family::GemvF32);
         }
         // Rows of f16 are read eight values at a time.
-        let odd = family(MatrixUnit::AcrossWaves, ActivationType::Int8, DType::F16, 64, 12);
+        let odd = family(by_rows(MatrixUnit::AcrossWaves), ActivationType::Int8, DType::F16, 64, 12);
         assert_eq!(odd, Family::GemvF32);
     }
 
     #[test]
+    fn a_fixed_order_has_one_family_for_all_rows() {
+        for unit in [MatrixUnit::None, MatrixUnit::OfWave, MatrixUnit::AcrossWaves] {
+            let fixed = of(unit, Order::Fixed);
+            assert!(fixed.tiled_from > STEP_ROWS && fixed.sorted_from.is_none_or(|from| from == 1));
+            for dtype in [DType::Q4_K, DType::F16, DType::F32] {
+                let at = |rows| family(fixed, ActivationType::Int8, dtype, rows, 256);
+                assert!((2..=4096).all(|rows| at(rows) == at(1)), "{unit:?}, {dtype}");
+            }
+        }
+    }
+
+    #[test]
     fn pairs_are_sorted_from_nine_rows_on_where_a_matrix_unit_takes_them() {
-        let from = |unit, dtypes| sorted_from(unit, ActivationType::Int8, dtypes);
+        let by_rows = |unit| of(unit, Order::ByRows);
+        let from = |unit, dtypes| sorted_from(by_rows(unit), ActivationType::Int8, dtypes);
         assert_eq!(from(MatrixUnit::None, [DType::Q4_K; 2]), None);
         assert_eq!(from(MatrixUnit::OfWave, [DType::Q4_K; 2]), Some(9));
         assert_eq!(from(MatrixUnit::AcrossWaves, [DType::Q4_K, DType::F16]), None);
-        assert_eq!(sorted_from(MatrixUnit::OfWave, ActivationType::F32, [DType::Q4_K; 2]), None);
+        let exact = sorted_from(by_rows(MatrixUnit::OfWave), ActivationType::F32, [DType::Q4_K; 2]);
+        assert_eq!(exact, None);
         assert_eq!([1, 12, 13, 26, 27, u32::MAX].map(expert_tile), [16, 16, 32, 32, 64, 64]);
     }
 }

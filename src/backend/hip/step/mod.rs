@@ -16,7 +16,7 @@ mod sampling;
 mod scratch;
 
 use crate::backend::hip::kernels::MatrixUnit;
-use crate::backend::hip::kernels::thresholds::{self, Family, Thresholds};
+use crate::backend::hip::kernels::thresholds::{self, Family, Order, Thresholds};
 use crate::backend::{ActivationType, KvType};
 use crate::tensor::DType;
 
@@ -29,23 +29,25 @@ pub struct Modes {
     pub kv: KvType,
     /// The unit that multiplies weights with f16 rows.
     pub unit: MatrixUnit,
+    /// Whether a row's bits may depend on the rows that are computed with it.
+    pub order: Order,
 }
 
 impl Modes {
     /// The device's row thresholds.
     pub fn thresholds(self) -> Thresholds {
-        thresholds::of(self.unit)
+        thresholds::of(self.unit, self.order)
     }
 
     /// The kernels that multiply `rows` rows of `cols` values with weights of a type.
     pub fn family(self, dtype: DType, rows: u32, cols: u32) -> Family {
-        thresholds::family(self.unit, self.activations, dtype, rows as usize, cols)
+        thresholds::family(self.thresholds(), self.activations, dtype, rows as usize, cols)
     }
 
     /// Rows from which pairs of a row and an expert are sorted by expert. `dtypes`: the type of gate and up matrices,
     /// and of down matrices.
     pub fn sorted_from(self, dtypes: [DType; 2]) -> Option<usize> {
-        thresholds::sorted_from(self.unit, self.activations, dtypes)
+        thresholds::sorted_from(self.thresholds(), self.activations, dtypes)
     }
 
     /// Whether f16 rows lie in tiles.

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::cpu::quant::dequantize_row;
-use crate::backend::hip::kernels::thresholds::TILED_ROWS;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::addresses::{Addresses, Loads};
 use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE};
@@ -152,7 +151,7 @@ impl OpenModel {
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
         self.step.unchecked = self.step.deferred && self.routes_alone;
         // Rows that all have logits are one of a sequence each.
-        let many = rows >= TILED_ROWS && !graphs::suits(batch, modes);
+        let many = rows >= modes.thresholds().tiled_from && !graphs::suits(batch, modes);
         let (alone, tiles) = if many { run::tiles(self.bound.group_max, batch) } else { (rows, Vec::new()) };
         let row_bytes = self.bound.table.as_ref().map_or(0, |rows| rows.row_bytes);
         let mut layout = Layout {

@@ -11,9 +11,6 @@ use crate::program::Rows;
 /// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
 
-/// Words that count the workgroups of such a product that have ended: one per tile of outputs and rows.
-const GEMM_COUNTERS: usize = 1024;
-
 /// Bytes of weights expanded at a time for many rows. They stay in the last-level cache until they are multiplied.
 pub const SLAB_BYTES: usize = 32 << 20;
 
@@ -63,8 +60,9 @@ impl Sizes {
         let Thresholds { half_from, expanded_from, .. } = bound.modes.thresholds();
         let many = rows >= half_from && bound.modes.activations == ActivationType::Int8;
         let expands = many && expanded_from.is_some_and(|from| bound.room.floats || rows >= from);
+        let crate::backend::hip::step::Modes { unit, order, .. } = bound.modes;
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
-        let slab = [(expands, slab), (many, choice::gemm_parts(bound.modes.unit, bound.room.sums, rows))];
+        let slab = [(expands, slab), (many, choice::gemm_parts(unit, order, bound.room.sums, rows))];
         let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
         Self {
             slots: bound.slots.iter().map(slot).collect(),
@@ -72,7 +70,11 @@ impl Sizes {
                 words(bound.room.head_values.saturating_mul(splits)),
                 words(bound.room.heads.saturating_mul(2 * splits)),
                 words(
-                    bound.room.heads.saturating_mul(ATTENTION_ROWS_MAX / ATTENTION_ROWS).max(GEMM_COUNTERS),
+                    bound
+                        .room
+                        .heads
+                        .saturating_mul(ATTENTION_ROWS_MAX / ATTENTION_ROWS)
+                        .max(choice::gemm_counters(order, rows)),
                 ),
                 slab,
                 size_of::<u32>(),

@@ -23,6 +23,7 @@ fn limits() -> Limits {
         slow_reader: Duration::from_secs(30),
         privileged: vec![ROOT],
         reuse: Reuse::User,
+        swaps: false,
     }
 }
 
@@ -272,6 +273,7 @@ impl Rules {
             slow_reader: Duration::from_secs(30),
             privileged: Vec::new(),
             reuse: Reuse::User,
+            swaps: false,
         };
         Self {
             schedule: Schedule::new(limits),

@@ -1,6 +1,7 @@
 //! The variant of a family for a weight type and row count, and the shape of its launch. [`thresholds`] chooses the family.
 
 use super::super::ops::EmbedRows;
+use super::super::thresholds::Order;
 pub use super::super::types::Columns;
 use super::super::types::{fitting, two_types, weight_type};
 use super::super::{Kernel, MatrixUnit, thresholds};
@@ -34,6 +35,9 @@ const GEMM_QUANT_BLOCKS: u32 = 256;
 /// A split of `gemm_*_x16_*` is worth its sums from this many steps on.
 const GEMM_SPLIT_STEPS: u32 = 4;
 
+/// Words that count the workgroups of a split product that have ended, where more rows are split less: more than any launch has.
+const GEMM_COUNTERS: usize = 1024;
+
 /// Matrices of a `gemm_*_x16_*` launch.
 const GEMM_MATRICES: u32 = 3;
 
@@ -54,11 +58,14 @@ fn wide_lds(columns: u32) -> u32 {
     stages * columns * 2 * GEMM_STEP + 1024
 }
 
-/// Grid of a `gemm_wide_*` launch. Up to 64 rows the splits depend on the matrices alone; with more rows, fewer fill a
-/// device.
-pub fn gemm_wide_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) -> Grid {
+/// Grid of a `gemm_wide_*` launch. Up to 64 rows, and in a fixed order at any number of rows, the splits depend on the matrices
+/// alone. With more rows, fewer fill a device.
+pub fn gemm_wide_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32, order: Order) -> Grid {
     let (tiles, down) = (gemm_tiles(outputs), rows.div_ceil(columns.max(1)).max(1));
-    let splits = gemm_splits(tiles.saturating_mul(down), cols, wide_blocks(columns));
+    let splits = match order {
+        Order::ByRows => gemm_splits(tiles.saturating_mul(down), cols, wide_blocks(columns)),
+        Order::Fixed => gemm_splits(tiles, cols, GEMM_QUANT_BLOCKS),
+    };
     Grid::xyz(tiles, down, splits).lds(wide_lds(columns))
 }
 
@@ -86,19 +93,31 @@ pub fn gemm_sums(outputs: u32, cols: u32) -> u32 {
 }
 
 /// Bytes of `parts` of launches with at most so many rows, from the [`gemm_sums`] of their matrices.
-pub fn gemm_parts(unit: MatrixUnit, sums: u32, rows: usize) -> usize {
+pub fn gemm_parts(unit: MatrixUnit, order: Order, sums: u32, rows: usize) -> usize {
     // Columns of the variant that `fitting` takes, or those of all workgroups side by side.
     let few = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
-    let blocks_by_columns = match unit {
-        MatrixUnit::None => 0,
-        MatrixUnit::OfWave => sums as usize * few.min(thresholds::GEMM_QUANT_ROWS_MAX),
-        MatrixUnit::AcrossWaves if rows <= 64 => sums as usize * few,
-        MatrixUnit::AcrossWaves => {
-            let (columns, down) = if rows <= 128 { (128, 1) } else { (256, rows.div_ceil(256)) };
+    let (columns, down) = if rows <= 128 { (128, 1) } else { (256, rows.div_ceil(256)) };
+    let blocks_by_columns = match (unit, order) {
+        (MatrixUnit::None, _) => 0,
+        (MatrixUnit::OfWave, Order::ByRows) => sums as usize * few.min(thresholds::GEMM_QUANT_ROWS_MAX),
+        (MatrixUnit::OfWave, Order::Fixed) => (sums as usize).saturating_mul(few),
+        (MatrixUnit::AcrossWaves, _) if rows <= 64 => sums as usize * few,
+        (MatrixUnit::AcrossWaves, Order::ByRows) => {
             (sums as usize).saturating_mul(down).min(wide_blocks(columns) as usize) * columns as usize
         }
+        (MatrixUnit::AcrossWaves, Order::Fixed) => (sums as usize).saturating_mul(down * columns as usize),
     };
-    4 * GEMM_TILE as usize * blocks_by_columns
+    blocks_by_columns.saturating_mul(4 * GEMM_TILE as usize)
+}
+
+/// Words of `counters` of launches with at most so many rows that split their sums: one for each tile of outputs and rows.
+pub fn gemm_counters(order: Order, rows: usize) -> usize {
+    // Two splits or more of as many tiles as a device runs workgroups, times the rows of the narrowest variant that takes many.
+    let tiles = GEMM_QUANT_BLOCKS as usize / 2;
+    match order {
+        Order::ByRows => GEMM_COUNTERS,
+        Order::Fixed => GEMM_COUNTERS.max(tiles.saturating_mul(rows.div_ceil(64))),
+    }
 }
 
 /// Tiles into which `group_pairs` cuts pairs of a row and an expert.

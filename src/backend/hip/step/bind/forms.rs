@@ -86,6 +86,7 @@ impl Wanted {
     pub fn by_experts(modes: Modes, dtypes: [DType; 2], dtype: DType, rows: usize) -> Self {
         let few = pair_form(modes.activations, dtype);
         match modes.sorted_from(dtypes) {
+            Some(0 | 1) => Self::always(Form::Half),
             Some(from) if rows >= from => Self::either(few, Form::Half, from),
             _ => Self::always(few),
         }

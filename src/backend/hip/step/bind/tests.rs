@@ -166,6 +166,7 @@ const MODES: Modes = Modes {
     unit: crate::backend::hip::kernels::MatrixUnit::None,
     activations: crate::backend::ActivationType::Int8,
     kv: crate::backend::KvType::F16,
+    order: crate::backend::hip::kernels::thresholds::Order::ByRows,
 };
 
 fn bound(program: &Program, rows: usize) -> Bound {

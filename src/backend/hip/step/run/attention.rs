@@ -6,7 +6,7 @@ use super::prefill::TILE_QUERIES;
 use super::{Run, Weights};
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
-use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX, TILED_ROWS};
+use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted};
 use crate::backend::hip::step::scratch::{SPLITS_MAX, padded};
@@ -109,7 +109,9 @@ pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Want
     // Also many rows may be decoded: one of a sequence each.
     decode(forms.few.only())
         || decode(many)
-        || rows >= TILED_ROWS && group <= TILE_QUERIES && (tiles(many) || tiles(forms.few.only()))
+        || rows >= modes.thresholds().tiled_from
+            && group <= TILE_QUERIES
+            && (tiles(many) || tiles(forms.few.only()))
 }
 
 impl Run<'_> {

@@ -8,6 +8,7 @@ use crate::backend::hip::kernels::experts as kernels;
 use crate::backend::hip::kernels::matmul::{
     ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
+use crate::backend::hip::kernels::thresholds::Order;
 use crate::backend::hip::step::bind::{
     Experts, Form, Gate, Grouped, Home, Route, Router, View, Wanted, are_grouped, pair_form,
 };
@@ -70,7 +71,8 @@ impl Run<'_> {
     fn routes_at_once(&self, router: &Router, rows: u32) -> bool {
         let Router { norm, product } = router;
         let forms = norm.forms.at(rows).without(Form::Float).only();
-        let few = rows <= ROUTER_ROWS && forms == Some(Form::A8);
+        let by_rows = self.bound.modes.order == Order::ByRows;
+        let few = by_rows && rows <= ROUTER_ROWS && forms == Some(Form::A8);
         let alone = product.matrices.iter().all(|matrix| matrix.cols == norm.group);
         few && alone && norm.group.is_multiple_of(4) && norm.group <= kernels::ROUTER_COLS
     }

@@ -5,7 +5,7 @@ use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice};
-use crate::backend::hip::kernels::thresholds::{Family, WIDE_ROWS};
+use crate::backend::hip::kernels::thresholds::{Family, Order, WIDE_ROWS};
 use crate::backend::hip::step::bind::{Home, Products};
 use crate::backend::hip::step::scratch::SLAB_BYTES;
 use crate::backend::hip::{DevicePtr, Grid};
@@ -78,7 +78,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// True for two matrices of one type and a third one of another that a kernel takes together.
+    /// True for two matrices of one type and a third one of another that a kernel takes together. It takes few rows alone, and
+    /// splits the sums of three matrices otherwise than those of two.
     fn are_two_types(&self, matrices: &[Matrix], rows: u32) -> bool {
         let [first, second, last] = matrices else { return false };
         let family = |matrix: &Matrix| self.bound.modes.family(matrix.dtype, rows, matrix.cols);
@@ -87,7 +88,8 @@ impl Run<'_> {
             Family::GemmQuant => MatrixUnit::OfWave,
             Family::GemvA8 | Family::GemvF32 | Family::Expanded => return false,
         };
-        alike(first, second)
+        self.bound.modes.order == Order::ByRows
+            && alike(first, second)
             && first.cols == last.cols
             && family(first) == family(last)
             && rows <= choice::two_types_rows_max(unit, first.dtype, last.dtype)
@@ -158,7 +160,7 @@ impl Run<'_> {
             parts,
             counters,
         };
-        let grid = choice::gemm_wide_grid(outputs, cols, rows, chosen.columns);
+        let grid = choice::gemm_wide_grid(outputs, cols, rows, chosen.columns, self.bound.modes.order);
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
