@@ -1,10 +1,10 @@
-//! The daemon's configuration: a TOML file, overridden by the command line.
+//! The daemon's configuration: a TOML file and its drop-ins, overridden by the command line.
 //!
 //! Unknown keys and values out of range are errors: a typing error must not silently mean the default.
 //! `systemd/config.toml` shows every key with its default; a test keeps it and this file in step.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -12,16 +12,16 @@ use serde::Deserialize;
 use crate::backend::ActivationType;
 use crate::backend::hip::{FileReads, UploadPath};
 use crate::model::pages::{HostPolicy, PageResidency};
-use crate::share::limits::OutOfRange;
 
+mod error;
+mod files;
 mod kv;
 mod limits;
 
+pub use error::ConfigError;
+pub use files::{Origins, read};
 pub use kv::Kv;
 pub use limits::{Limits, UserConfig};
-
-/// Longest configuration file; the file is read whole.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Largest context: the ids of a prompt of this length take half of the largest frame.
 pub const CONTEXT_TOKENS_MAX: u32 = 131_072;
@@ -309,122 +309,7 @@ fn default_socket() -> PathBuf {
     rocmforge_client::user_socket().unwrap_or_else(|| PathBuf::from(rocmforge_client::DEFAULT_SOCKET))
 }
 
-/// Why there is no usable configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is not a regular file, or is too long.
-    #[error("the configuration {} is not a regular file of at most {FILE_BYTES_MAX} bytes", path.display())]
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is empty, at a reload or a check.
-    #[error(
-        "the configuration {} is empty, as after an interrupted write: for the defaults, write a comment into it",
-        path.display()
-    )]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is not valid TOML, or has unknown keys or values.
-    #[error("the configuration {} is not valid: {source}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Position and reason.
-        #[source]
-        source: Box<toml::de::Error>,
-    },
-    /// A number out of range.
-    #[error("{key} = {value} is not in {min}..={max}")]
-    Range {
-        /// Key with its table.
-        key: &'static str,
-        /// The value found.
-        value: u64,
-        /// Lower bound.
-        min: u64,
-        /// Upper bound.
-        max: u64,
-    },
-    /// Unknown user or group.
-    #[error(
-        "{key} names {name:?}, which is unknown: write users as \"alice\" or 1000, groups as \"@ai\" or \"@100\", everyone as \"*\"; \
-         write users and groups that are not in /etc/passwd or /etc/group by number"
-    )]
-    Who {
-        /// Key.
-        key: &'static str,
-        /// The name found.
-        name: String,
-    },
-    /// A limit of a single user is out of range.
-    #[error("limits.users.{name:?}: {source}")]
-    UserLimit {
-        /// The user, as the configuration names it.
-        name: String,
-        /// The limit.
-        #[source]
-        source: OutOfRange,
-    },
-    /// Limits are set for something that is not a user, or twice for the same one.
-    #[error(
-        "limits.users names {name:?}, which {why}: write users as \"alice\" or \"1000\"; write users that are not in \
-         /etc/passwd by number"
-    )]
-    User {
-        /// The name found.
-        name: String,
-        /// The fault.
-        why: &'static str,
-    },
-    /// A directory of models cannot be read, at a reload or a check.
-    #[error("models: {} cannot be read: {source}; create the directory, or correct its name", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The operating system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A path that is not absolute.
-    #[error("{key} must be an absolute path, not {}", path.display())]
-    Relative {
-        /// Key.
-        key: &'static str,
-        /// The path found.
-        path: PathBuf,
-    },
-}
-
 impl Config {
-    /// Reads and checks a file. An empty one, which an interrupted write leaves, is refused unless it `may_be_empty`.
-    ///
-    /// # Errors
-    /// [`ConfigError`].
-    pub fn read(path: &Path, may_be_empty: bool) -> Result<Self, ConfigError> {
-        let read = |source| ConfigError::Read { path: path.into(), source };
-        let meta = std::fs::metadata(path).map_err(read)?;
-        if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
-            return Err(ConfigError::NotAFile { path: path.into() });
-        }
-        let text = std::fs::read_to_string(path).map_err(read)?;
-        if text.trim().is_empty() && !may_be_empty {
-            return Err(ConfigError::Empty { path: path.into() });
-        }
-        Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
-    }
-
     /// Parses a file's text without checking its values.
     ///
     /// # Errors

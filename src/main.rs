@@ -39,15 +39,16 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
         models: arguments.models.into_iter().map(absolute).collect(),
     };
     // A file that passes the check is one that a reload takes too.
-    let config = if arguments.check_config { source.reload() } else { source.load() };
-    daemon::logging::start(&config.as_ref().map(|config| config.log.clone()).unwrap_or_default());
-    let config = config?;
+    let read = if arguments.check_config { source.reload() } else { source.load() };
+    daemon::logging::start(&read.as_ref().map(|(config, _)| config.log.clone()).unwrap_or_default());
+    let (config, origins) = read?;
     if arguments.check_config {
-        daemon::directories::check(&config.models).map_err(DaemonError::Config)?;
+        daemon::directories::check(&config.models).map_err(|error| origins.name(error))?;
         // A closed standard output is no reason to fail.
-        let _ = writeln!(std::io::stdout(), "the configuration is valid");
+        let _ = writeln!(std::io::stdout(), "the configuration is valid: {origins}");
         return Ok(());
     }
+    tracing::info!(files = %origins, "configuration read");
     daemon::allocator::keep_little();
     // Files that the daemon creates are private; the socket's mode is set separately.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);

@@ -22,7 +22,7 @@ pub struct Arguments {
     /// Serve the *.gguf files of this directory; may be given several times
     #[arg(long, value_name = "DIR", num_args = 1..)]
     pub models: Vec<PathBuf>,
-    /// Read settings from this TOML file; --socket and --models take precedence
+    /// Read settings from this TOML file, then from conf.d/*.toml beside it; --socket and --models take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Check the configuration and exit; an empty file is refused, as a reload refuses it

@@ -100,11 +100,14 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Err(error) => tracing::warn!(%error, "reading the monotonic clock for the service manager failed"),
     }
     let new = match source.reload() {
-        Ok(new) => directories::check_new(&config.models, &new.models).await.map(|()| new),
+        Ok((new, origins)) => match directories::check_new(&config.models, &new.models).await {
+            Ok(()) => Ok((new, origins)),
+            Err(error) => Err(origins.name(error)),
+        },
         Err(error) => Err(error),
     };
     match new {
-        Ok(new) => {
+        Ok((new, origins)) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
                     "some changed settings take effect at the next start: a reload changes only models, [host], [weights], [policy] and the limits of connections and of users"
@@ -125,7 +128,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
             config.host = new.host;
             config.policy = new.policy;
             config.weights = new.weights;
-            tracing::info!(name: "reloaded", "configuration read again");
+            tracing::info!(name: "reloaded", files = %origins, "configuration read again");
         }
         Err(error) => {
             tracing::error!(%error, "the configuration is not valid: the one in force stays");

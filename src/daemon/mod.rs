@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, BackendError};
-use crate::config::{Config, ConfigError};
+use crate::config::{self, Config, ConfigError, Origins};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
@@ -465,7 +465,7 @@ fn store(
     store
 }
 
-/// Source of the configuration: a file, and the command-line options that override it.
+/// Source of the configuration: a file with its drop-ins, and the command-line options that override it.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {
     /// The configuration file.
@@ -481,7 +481,7 @@ impl ConfigSource {
     ///
     /// # Errors
     /// [`ConfigError`].
-    pub fn load(&self) -> Result<Config, ConfigError> {
+    pub fn load(&self) -> Result<(Config, Origins), ConfigError> {
         self.read(true)
     }
 
@@ -489,22 +489,26 @@ impl ConfigSource {
     ///
     /// # Errors
     /// [`ConfigError`].
-    pub fn reload(&self) -> Result<Config, ConfigError> {
+    pub fn reload(&self) -> Result<(Config, Origins), ConfigError> {
         self.read(false)
     }
 
-    fn read(&self, may_be_empty: bool) -> Result<Config, ConfigError> {
-        let file = self.file.as_deref().map(|file| Config::read(file, may_be_empty));
-        let mut config = file.unwrap_or_else(|| Ok(Config::default()))?;
+    fn read(&self, may_be_empty: bool) -> Result<(Config, Origins), ConfigError> {
+        let file = self.file.as_deref().map(|file| config::read(file, may_be_empty));
+        let (mut config, mut origins) = file.unwrap_or_else(|| Ok(Default::default()))?;
         if let Some(socket) = &self.socket {
             config.socket.clone_from(socket);
+            origins.forget("socket");
         }
         if !self.models.is_empty() {
             config.models.clone_from(&self.models);
+            origins.forget("models");
         }
-        config.check()?;
-        policy::resolve(&config.policy)?;
-        policy::limited_users(&config.limits)?;
-        Ok(config)
+        let checked = config.check().and_then(|()| {
+            policy::resolve(&config.policy)?;
+            policy::limited_users(&config.limits)
+        });
+        checked.map_err(|error| origins.name(error))?;
+        Ok((config, origins))
     }
 }

@@ -202,18 +202,17 @@ def reloads(_):
     more = pathlib.Path("/srv/models")
     more.mkdir()
     shutil.copy(f"/opt/boot/{MODEL}.gguf", more / "second.gguf")
-    config = pathlib.Path("/etc/rocmforge/config.toml")
-    text = config.read_text()
-    config.write_text(text.replace('["/var/lib/rocmforge/models"]', '["/var/lib/rocmforge/models", "/srv/models"]'))
+    own = pathlib.Path("/etc/rocmforge/conf.d/own.toml")
+    own.write_text('models = ["/var/lib/rocmforge/models", "/srv/models"]')
     run("systemctl", "reload", SERVICE)
     names = [model["name"] for model in json.loads(client("--json", "list").stdout)["models"]]
     expect(sorted(names) == ["second", MODEL], f"after the reload: {names}")
     states = {model["name"]: model["state"] for model in json.loads(client("--json", "list").stdout)["models"]}
     expect(states == {"second": "registered", MODEL: "mapped"}, f"the reload changed the mapped models: {states}")
     expect(main_pid() == pid, "the reload restarted the daemon")
-    config.write_text(text)
+    own.unlink()
     run("systemctl", "reload", SERVICE)
-    return "configuration reloaded, process kept"
+    return "a drop-in of the configuration taken and dropped by reloads, process kept"
 
 
 def status_says(name, user="alice"):

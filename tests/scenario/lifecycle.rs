@@ -102,6 +102,19 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
         rig.configure(valid);
         assert_eq!(output(rig.command().arg("--check-config")).0, 0);
     }
+    let drop_ins = rig.dir.path().join("conf.d");
+    fs::create_dir(&drop_ins).unwrap();
+    for (drop_in, status, says) in [
+        ("[limits]\nqueued = 0", 78, "conf.d/a.toml: limits.queued = 0 is not in 1..=1048576"),
+        ("[policy]\nsee = ['nobody-of-this-name']", 78, "conf.d/a.toml: policy.see names"),
+        ("[limits]\nqued = 1", 78, "conf.d/a.toml is not valid"),
+        ("", 78, "conf.d/a.toml is empty"),
+        ("[limits]\nqueued = 1", 0, ""),
+    ] {
+        fs::write(drop_ins.join("a.toml"), drop_in).unwrap();
+        let (found, text) = output(rig.command().arg("--check-config"));
+        assert!(found == status && text.contains(says), "{found}: {text:?} does not say {says:?}");
+    }
     // A directory that cannot be served is no fault at a start, when its disk may come later.
     for (models, says) in [("/none", "No such file"), ("/dev/null", "Not a directory")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforged"));
@@ -200,6 +213,21 @@ fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
     other.eventually("the new directory's models are listed", |_| names(&other) == ["extra", TINY]);
     let states: Vec<ModelState> = other.client().list().unwrap().models.iter().map(|m| m.state).collect();
     assert_eq!(states, [ModelState::Registered, ModelState::Mapped], "the reload unmapped a mapped model");
+    // A drop-in wins over the file, and an invalid one changes nothing.
+    let drop_in = other.dir.path().join("conf.d/a.toml");
+    fs::create_dir(drop_in.parent().unwrap()).unwrap();
+    fs::write(&drop_in, config(&[&own])).unwrap();
+    other.signal(Signal::HUP);
+    other.eventually("the drop-in's models are listed", |_| names(&other) == [TINY]);
+    fs::write(&drop_in, "models = ['relative']").unwrap();
+    other.signal(Signal::HUP);
+    other.eventually("the log names the drop-in", |_| {
+        other.log_text().contains("conf.d/a.toml: models must be an absolute path, not relative")
+    });
+    assert_eq!(names(&other), [TINY]);
+    fs::remove_file(&drop_in).unwrap();
+    other.signal(Signal::HUP);
+    other.eventually("the file's models are listed again", |_| names(&other) == ["extra", TINY]);
     // A broken file changes nothing.
     other.configure("nonsense = true");
     other.signal(Signal::HUP);

@@ -55,7 +55,7 @@ pub fn page(entries: &[Entry]) -> String {
     let mut page = title("rocmforge-config", 5);
     page.push_str(
         ".SH NAME\nrocmforge\\-config, config.toml \\- configuration of the rocmforged inference daemon\n\
-         .SH SYNOPSIS\n/etc/rocmforge/config.toml\n.SH DESCRIPTION\n",
+         .SH SYNOPSIS\n/etc/rocmforge/config.toml\n.br\n/etc/rocmforge/conf.d/*.toml\n.SH DESCRIPTION\n",
     );
     let mut table = "";
     for entry in entries {
