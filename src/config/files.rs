@@ -1,7 +1,7 @@
 //! Files of the configuration: one, and the drop-ins beside it.
 //!
-//! A drop-in has the form of the whole file. Files are merged key by key, in order: the value of the last file that sets
-//! a key holds, and tables keep the keys that a later file does not name.
+//! A drop-in has the form of the whole file. Files are merged key by key, in order. The last file that sets a key
+//! decides, and tables keep the keys that a later file does not name.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;

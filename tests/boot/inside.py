@@ -104,7 +104,7 @@ def readme_lines():
     """The README's commands for an administrator after the package is built, adapted to alice and this container's files."""
     section = README.read_text().split("## As a service\n")[1]
     lines = [line.split("#")[0].strip() for line in section.split("```sh\n")[1].split("```")[0].splitlines()]
-    for there, here in [("target/debian/rocmforge_*.deb", str(PACKAGE)), ("$USER", "alice"),
+    for there, here in [("target/release-packages/rocmforge_*.deb", str(PACKAGE)), ("$USER", "alice"),
                         ("smollm2-135m-instruct-q4_1", MODEL), ("~/.cache/rocmforge/models/*.gguf", f"/opt/boot/{MODEL}.gguf")]:
         expect(any(there in line for line in lines), f"the README does not contain {there}: {lines}")
         lines = [line.replace(there, here) for line in lines]

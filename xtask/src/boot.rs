@@ -11,9 +11,8 @@ use crate::error::{Error, Result};
 use crate::host::{self, Programs};
 use crate::lab;
 use crate::lookalike::{self, Variant};
+use crate::release::deb;
 
-/// The version of cargo-deb that the package is made for.
-const CARGO_DEB: &str = "3.8.0";
 const MODEL: &str = "tinystories-260k-f32.gguf";
 
 #[derive(clap::Args)]
@@ -119,16 +118,7 @@ fn stage(programs: Programs) -> Result<PathBuf> {
 
 /// Builds the Debian package from these programs.
 fn package(to: &Path, programs: Programs) -> Result<()> {
-    if !host::works(host::cargo().args(["deb", "--version"])) {
-        host::install_crate(&format!("cargo-deb@{CARGO_DEB}"))?;
-    }
     let docs = programs.build()?.join("docs");
     lab::run(["docs".as_ref(), "--out".as_ref(), docs.as_os_str()])?;
-    let mut command = host::cargo();
-    command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
-    if programs == Programs::Tested {
-        // cargo-deb then takes the files of target/debug for those of target/release.
-        command.args(["--profile", "dev"]);
-    }
-    host::run(&mut command)
+    deb::write(to, programs, None)
 }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::{host, lab};
+use crate::host::{self, Programs};
+use crate::lab;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -36,11 +37,13 @@ pub struct File {
 }
 
 /// Sources and destinations of the files.
-struct Place {
+pub struct Place {
     root: PathBuf,
-    target: PathBuf,
+    /// Where programs were built, and pages written.
+    built: PathBuf,
     prefix: PathBuf,
-    destdir: PathBuf,
+    /// The root of a system, or a folder in its place.
+    pub destdir: PathBuf,
 }
 
 impl Args {
@@ -52,7 +55,7 @@ impl Args {
         let destdir = self.destdir.clone().unwrap_or_else(|| PathBuf::from("/"));
         Ok(Place {
             root: host::root().to_owned(),
-            target: host::target_dir(),
+            built: host::target_dir().join("release"),
             prefix: self.prefix.clone(),
             destdir,
         })
@@ -102,7 +105,10 @@ pub fn uninstall(args: &Args) -> Result<()> {
 }
 
 /// Every file of the package.
-fn files(place: &Place) -> Result<Vec<File>> {
+///
+/// # Errors
+/// The list cannot be read, or a pattern matches nothing.
+pub fn files(place: &Place) -> Result<Vec<File>> {
     let path = place.root.join("Cargo.toml");
     let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
     let mut files = Vec::new();
@@ -132,9 +138,21 @@ pub fn listed(manifest: &str) -> Result<Vec<File>> {
 }
 
 impl Place {
+    /// The project's files as installed with this prefix, in a folder in place of a system's root.
+    pub fn below(root: &Path, programs: Programs, prefix: &str, destdir: PathBuf) -> Self {
+        let built = host::target_dir().join(programs.folder());
+        Self { root: root.to_owned(), built, prefix: prefix.into(), destdir }
+    }
+
+    /// As [`Place::below`], of a made-up project with programs of its own.
+    #[cfg(test)]
+    pub fn of_project(root: &Path, prefix: &str, destdir: PathBuf) -> Self {
+        Self { root: root.to_owned(), built: root.join("target/release"), prefix: prefix.into(), destdir }
+    }
+
     fn source(&self, file: &File) -> PathBuf {
-        match file.source.strip_prefix("target/") {
-            Some(built) => self.target.join(built),
+        match file.source.strip_prefix("target/release/") {
+            Some(built) => self.built.join(built),
             None => self.root.join(&file.source),
         }
     }
@@ -173,6 +191,10 @@ impl Place {
     /// Path of a file in the installed system.
     fn installed(&self, file: &File) -> PathBuf {
         match (file.dest.strip_prefix("usr/"), file.dest.strip_prefix("etc/")) {
+            // Debian's zsh looks for packages' completions elsewhere than all others do.
+            (Some(rest), _) if self.prefix != Path::new("/usr") => {
+                self.prefix.join(rest.replace("zsh/vendor-completions", "zsh/site-functions"))
+            }
             (Some(rest), _) => self.prefix.join(rest),
             (_, Some(rest)) => self.etc().join(rest),
             _ => Path::new("/").join(&file.dest),
@@ -180,7 +202,7 @@ impl Place {
     }
 
     /// Path of a file now, below `destdir`.
-    fn of(&self, file: &File) -> PathBuf {
+    pub fn of(&self, file: &File) -> PathBuf {
         let installed = self.installed(file);
         self.destdir.join(installed.strip_prefix("/").unwrap_or(&installed))
     }
@@ -218,7 +240,10 @@ impl Place {
 
     /// Installs a file. Returns false if it keeps an administrator's changed configuration. A running program is
     /// replaced, not overwritten.
-    fn put(&self, file: &File) -> Result<bool> {
+    ///
+    /// # Errors
+    /// Errors of reading and writing.
+    pub fn put(&self, file: &File) -> Result<bool> {
         if self.is_changed(file)? {
             return Ok(false);
         }
@@ -249,8 +274,9 @@ impl Place {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             removed => removed.map_err(Error::at(&to))?,
         }
+        let named = |part: &std::ffi::OsStr| part.to_string_lossy().starts_with("rocmforge");
         let ours =
-            |folder: &&Path| folder.file_name().is_some_and(|n| n.to_string_lossy().starts_with("rocmforge"));
+            |folder: &&Path| folder.strip_prefix(&self.destdir).is_ok_and(|below| below.iter().any(named));
         for folder in to.ancestors().skip(1).take_while(ours) {
             if fs::remove_dir(folder).is_err() {
                 break; // the folder is not empty
@@ -284,7 +310,7 @@ mod unit {
         }
         fs::write(root.join("Cargo.toml"), manifest).expect("Cargo.toml");
         let place = Place {
-            target: root.join("target"),
+            built: root.join("target/release"),
             root,
             prefix: prefix.into(),
             destdir: dir.path().join("system"),
@@ -341,7 +367,8 @@ mod unit {
         let config = place.destdir.join("etc/rocmforge/config.toml");
         fs::write(&config, "mine").expect("written");
         for file in &files {
-            assert_eq!(place.put(file).expect("written"), !file.dest.starts_with("etc/"), "{file:?}");
+            let changed = file.dest == "etc/rocmforge/config.toml";
+            assert_eq!(place.put(file).expect("written"), !changed, "{file:?}");
             place.take_away(file).expect("removed");
         }
         assert_eq!(found(&place.destdir), BTreeSet::from(["etc/rocmforge/config.toml".to_owned()]));

@@ -18,3 +18,4 @@ pub mod models;
 pub mod mutants;
 pub mod progress;
 pub mod python;
+pub mod release;

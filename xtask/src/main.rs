@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use xtask::{
     bench, boot, check, coverage, demo, error, install, interleavings, lab, lookalike, models, mutants,
+    release,
 };
 
 #[derive(Parser)]
@@ -40,6 +41,8 @@ enum Command {
     /// Write manual pages and shell completions, made from command lines and documents.
     #[command(disable_help_flag = true)]
     Docs(lab::Args),
+    /// Write everything that people install: a tar archive, Debian and RPM packages, a container's recipe, digests.
+    Release(release::Args),
     /// Install the files of the Debian package on a system without dpkg.
     Install(install::Args),
     /// Remove what `install` with the same arguments installed.
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Command::Models(args) => models::run(&args),
         Command::Synthetic(args) => lab::hand_on("synthetic", &args),
         Command::Docs(args) => lab::hand_on("docs", &args),
+        Command::Release(args) => release::run(&args),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
         Command::Oracle(args) => lab::hand_on("oracle", &args),

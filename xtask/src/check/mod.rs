@@ -8,6 +8,7 @@ mod client;
 mod deny;
 mod fuzz;
 mod kernels;
+mod packages;
 mod schedules;
 mod tests;
 
@@ -114,7 +115,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 22] = [
+const STAGES: [Stage; 23] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -132,6 +133,11 @@ const STAGES: [Stage; 22] = [
         "client",
         |_| client::run(),
         "size of the stripped client, and time from its start to its first byte",
+    ),
+    Stage::only_long(
+        "packages",
+        |_| packages::run(),
+        "tar archive, Debian and RPM packages of the release programs; lintian, rpm and the programs' versions",
     ),
     Stage::new(
         "pause",
@@ -310,7 +316,7 @@ fn report(rows: &[Row], all: Duration) -> Result<()> {
 }
 
 /// Programs that stages and tests call, with their Debian packages and purposes.
-const TOOLS: [(&str, &str, &str); 7] = [
+const TOOLS: [(&str, &str, &str); 10] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
     ("kill", "procps", "verifying the units, which call it"),
@@ -318,6 +324,9 @@ const TOOLS: [(&str, &str, &str); 7] = [
     ("g++", "g++", "libFuzzer"),
     ("openssl", "openssl", "certificates that clients must refuse"),
     ("groff", "groff-base", "rendering the manual pages"),
+    ("xz", "xz-utils", "the tar archive of a release"),
+    ("rpmbuild", "rpm", "the RPM package of a release"),
+    ("git", "git", "changes of a release by version"),
 ];
 
 fn tools() -> Result<Done> {

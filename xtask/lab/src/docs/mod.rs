@@ -1,7 +1,7 @@
 //! `cargo xtask docs`: manual pages and shell completions, made from the programs and documents.
 //!
 //! Pages of programs come from their command lines, the page of the configuration from `systemd/config.toml`, the
-//! page of the protocol from `PROTOCOL.md`. They are written beside the release binaries, where the package takes
+//! page of the protocol from `PROTOCOL.md`. The changelog comes from the history, licences from the crates. They are written beside the release binaries, where the package takes
 //! them from.
 
 mod config;
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use xtask::error::{Error, Result};
 use xtask::host;
+use xtask::release::documents;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,7 +27,7 @@ pub struct Args {
 
 /// A documentation file.
 pub struct File {
-    /// Path below the folder: `man/NAME.SECTION`, or `completions/SHELL/NAME`.
+    /// Path below the folder: `man/NAME.SECTION`, which the command then compresses, or `completions/SHELL/NAME`.
     pub path: String,
     pub text: Vec<u8>,
 }
@@ -38,6 +39,8 @@ pub struct File {
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.out.clone().unwrap_or_else(default_dir);
     let count = write(&dir)?;
+    documents::compress(&dir.join("man"))?;
+    documents::write(&dir.join("doc"))?;
     println!("{count} files in {}", dir.display());
     Ok(())
 }

@@ -155,7 +155,8 @@ fn every_program_page_and_completion_is_in_the_package() {
         assert!(sources.contains(&format!("target/release/{program}")), "{sources:?}");
     }
     for file in files().expect("documentation") {
-        let path = format!("target/release/docs/{}", file.path);
+        let compressed = if file.path.starts_with("man/") { ".gz" } else { "" };
+        let path = format!("target/release/docs/{}{compressed}", file.path);
         let fits = |source: &String| match source.split_once('*') {
             Some((begin, end)) => path.starts_with(begin) && path.ends_with(end),
             None => *source == path,
