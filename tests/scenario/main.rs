@@ -46,6 +46,7 @@ mod paths;
 mod perplexity;
 mod prefixes;
 mod pressure;
+mod published;
 mod python;
 mod raw;
 mod requests;

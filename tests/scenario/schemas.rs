@@ -17,13 +17,13 @@ use crate::packages;
 use crate::rig::{Rig, collect};
 
 /// The package that checks answers, and one that it needs for times.
-const PACKAGES: [&str; 2] = ["jsonschema==4.26.0", "rfc3339-validator==0.1.4"];
+pub const PACKAGES: [&str; 2] = ["jsonschema==4.26.0", "rfc3339-validator==0.1.4"];
 
 /// Most tokens of an answer. Those that are not complete by then are left out, but few may be.
 const TOKENS_MAX: u32 = 300;
 
 /// The number of answers that the package found right.
-fn checked(python: &Path, answers: &[(Value, String)]) -> usize {
+pub fn checked(python: &Path, answers: &[(Value, String)]) -> usize {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenario/schemas.py");
     let mut command = Command::new(python);
     command.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -115,7 +115,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 23] = [
+const STAGES: [Stage; 24] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -186,6 +186,11 @@ const STAGES: [Stage; 23] = [
         "clients",
         |_| tests::clients(),
         "LangChain, LiteLLM, LlamaIndex, aider, agents and Node packages before the gateway",
+    ),
+    Stage::only_long(
+        "schemas",
+        |_| tests::schemas(),
+        "a real model answers by JSON-Schema-Test-Suite and BFCL's functions; a table of valid answers and refusals",
     ),
     Stage::new(
         "tests",

@@ -49,6 +49,14 @@ pub fn clients() -> Result<Done> {
     finish(command)
 }
 
+/// Asks a real model by all JSON schemas, published ones too, and has another implementation check the answers.
+pub fn schemas() -> Result<Done> {
+    let mut command = host::cargo();
+    command.args(["test", "--test", "scenario", "--", "--nocapture", "published::", "schemas::"]);
+    command.env("ROCMFORGE_LONG", "1");
+    finish(command)
+}
+
 fn finish(mut command: Command) -> Result<Done> {
     command.stdin(Stdio::null());
     let shown = host::shown(&command);
