@@ -61,11 +61,26 @@ pub(super) fn of_debian(name: &str, maintainer: &str, entries: &[Entry]) -> Resu
     for entry in entries {
         let _ = writeln!(text, "{name} ({}-1) unstable; urgency=medium\n", entry.version);
         entry.changes.iter().for_each(|change| {
-            let _ = writeln!(text, "  * {change}");
+            let _ = writeln!(text, "  * {}", wrapped(change, 76).join("\n    "));
         });
         let _ = writeln!(text, "\n -- {maintainer}  {}\n", date(entry.time, "+%a, %d %b %Y %H:%M:%S +0000")?);
     }
     Ok(text)
+}
+
+/// Lines of at most `width` characters, unless a word has more.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// In the form of an RPM's specification.

@@ -230,6 +230,11 @@ fn changelogs_have_each_ones_form() {
     let debian = documents::of_debian("rocmforge", "A <a@b.c>", &release.history).expect("written");
     let first = "rocmforge (0.2.0-1) unstable; urgency=medium\n\n  * Say 100 % of it\n  * Do more\n\n -- A <a@b.c>  Tue, 14 Nov 2023 22:13:20 +0000\n\n";
     assert!(debian.starts_with(first), "{debian}");
+    // Debian's lines have at most 80 columns.
+    let long = "abcd ".repeat(20);
+    let debian = documents::of_debian("x", "A <a@b.c>", &[entry("1", TIME, &[&long])]).expect("written");
+    let line = |count| ["abcd"].repeat(count).join(" ");
+    assert!(debian.contains(&format!("\n  * {}\n    {}\n\n", line(15), line(5))), "{debian}");
     let rpm = documents::of_rpm("A <a@b.c>", &release.history).expect("written");
     let first = "%changelog\n* Tue Nov 14 2023 A <a@b.c> - 0.2.0-1\n- Say 100 %% of it\n- Do more\n\n* Mon Nov 13 2023";
     assert!(rpm.starts_with(first), "{rpm}");
