@@ -146,7 +146,7 @@ fn published_schemas_are_answered_as_they_say_or_refused_by_name() {
         }
     }
 
-    println!("{:24} {}", "schemas of", " refused    taken  answers complete    valid");
+    println!("{:24}  refused    taken  answers complete    valid", "schemas of");
     let mut faults = Vec::new();
     for (from, row) in &rows {
         let valid = checked(&python, &row.complete);

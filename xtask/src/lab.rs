@@ -33,6 +33,14 @@ pub fn run(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
     host::run(program()?.args(words))
 }
 
+/// As [`run`], for a command whose own output is for programs: that of the lab goes to standard error.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_aside(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
+    host::run(program()?.args(words).stdout(std::io::stderr()))
+}
+
 /// Builds the lab.
 fn program() -> Result<Command> {
     host::build_tested(&["--bin", "lab"])?;

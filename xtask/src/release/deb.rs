@@ -21,6 +21,7 @@ pub fn write(to: &Path, programs: Programs, commit: Option<&Commit>) -> Result<(
     }
     let mut command = host::cargo();
     command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
+    command.stdout(std::io::stderr());
     if let Some(commit) = commit {
         command.env("SOURCE_DATE_EPOCH", commit.time.to_string());
     }

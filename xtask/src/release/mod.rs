@@ -141,7 +141,9 @@ fn write(release: &Release, programs: Programs, build: bool) -> Result<Vec<Writt
     if build {
         step("programs", || build_programs(programs))?;
     }
-    step("pages, changelog, licences", || lab::run(["docs".as_ref(), "--out".as_ref(), docs.as_os_str()]))?;
+    step("pages, changelog, licences", || {
+        lab::run_aside(["docs".as_ref(), "--out".as_ref(), docs.as_os_str()])
+    })?;
     sums::clear(&release.out)?;
     let folder = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
     let place = |prefix, name| Place::below(host::root(), programs, prefix, folder.path().join(name));
