@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // tests fail by panicking
 
+mod around;
 mod attending;
 mod attention;
 mod child;

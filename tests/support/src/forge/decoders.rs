@@ -78,8 +78,7 @@ pub fn rankers() -> Vec<(&'static str, Forge)> {
 }
 
 /// Of all these, the ones with operations that only the CPU computes.
-pub const CPU_ALONE: [&str; 5] =
-    ["deepseek2-lite", "deepseek2", "deepseek2-groups", "modern-bert", "gemma-embedding"];
+pub const CPU_ALONE: [&str; 3] = ["deepseek2-lite", "deepseek2", "deepseek2-groups"];
 
 /// Large enough that a norm without it is wrong by a percent.
 const EPSILON: f32 = 1e-2;

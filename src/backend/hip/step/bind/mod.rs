@@ -44,6 +44,8 @@ pub struct Bound {
     pub table: Option<TableRows>,
     /// Some attention sees later tokens too.
     pub both_ways: bool,
+    /// Some attention sees later tokens within a window: only tiles of rows compute that.
+    pub around: bool,
     /// View of the logits, without gaps; `None` for an encoder.
     pub logits: Option<View>,
     /// View of the rows that the last layer leaves, kept until after the last unit; `None` if the head takes none.

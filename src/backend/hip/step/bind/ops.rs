@@ -220,9 +220,7 @@ impl Lower<'_> {
         let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
             return Ok(());
         };
-        if both_ways && window.is_some() {
-            return Err(limits::operation("attention both ways within a window"));
-        }
+        let around = both_ways && window.is_some();
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
@@ -234,6 +232,10 @@ impl Lower<'_> {
         limits::head(head_dim)?;
         let heads = value.width / head_dim;
         let group = heads / kv.heads.max(1);
+        if around && group > TILE_QUERIES {
+            let heads = format!("attention both ways within a window, of {group} query heads for each key");
+            return Err(limits::operation(heads));
+        }
         if group <= TILE_QUERIES {
             self.group_max = self.group_max.max(group);
         }
@@ -243,7 +245,7 @@ impl Lower<'_> {
         let queries = self.float(read)?;
         let queries = self.whole(queries, value.width, Rows::All);
         let (forms, converts) = self.one_form(wrote)?;
-        let spare = attend_leaves_floats(self.modes, head_dim, group, forms, self.limits.rows);
+        let spare = attend_leaves_floats(self.modes, (head_dim, group), forms, (self.limits.rows, around));
         let out = self.fresh(wrote, converts || spare)?;
         let known = self.windows.iter().position(|known| *known == window);
         let windows_at = known.unwrap_or_else(|| {
@@ -255,6 +257,7 @@ impl Lower<'_> {
         let cap = cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E);
         let source = None;
         self.both_ways |= both_ways;
+        self.around |= around;
         let unit = Attend {
             queries,
             heads,

@@ -248,7 +248,7 @@ pub struct Attend {
     pub kv: Kv,
     /// Factor of scores, in units of log2.
     pub scale: f32,
-    /// Most tokens that a row sees; 0 for all.
+    /// Most tokens that a row sees; 0 for all. Half of them lie after its own if it sees later ones.
     pub window: u32,
     /// A row sees the later tokens of its sequence in the step too.
     pub both_ways: bool,
@@ -265,6 +265,13 @@ pub struct Attend {
     /// Heads that it attends with, if no other unit makes or reads them. Where each row is alone in its sequence, attention
     /// makes them itself.
     pub source: Option<Heads>,
+}
+
+impl Attend {
+    /// Whether its window looks both ways.
+    pub fn is_around(&self) -> bool {
+        self.both_ways && self.window > 0
+    }
 }
 
 /// `activation(gate x) * (up x)`.

@@ -93,8 +93,14 @@ pub(super) fn tiles_write_halves(modes: Modes) -> bool {
     modes.kv == KvType::F16 && !modes.tiled()
 }
 
-/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows.
-pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
+/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows. `around`: a window looks both
+/// ways, so that few rows are in tiles too.
+pub fn attend_leaves_floats(
+    modes: Modes,
+    (head_dim, group): (u32, u32),
+    forms: Wanted,
+    (rows, around): (usize, bool),
+) -> bool {
     let decode = |form| match form {
         Some(Form::A8) => !writes_a8(modes.kv, head_dim, group),
         Some(Form::Half) => !writes_halves(modes.kv, head_dim),
@@ -109,7 +115,7 @@ pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Want
     // Also many rows may be decoded: one of a sequence each.
     decode(forms.few.only())
         || decode(many)
-        || rows >= modes.thresholds().tiled_from
+        || (around || rows >= modes.thresholds().tiled_from)
             && group <= TILE_QUERIES
             && (tiles(many) || tiles(forms.few.only()))
 }
