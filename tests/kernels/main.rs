@@ -18,6 +18,7 @@ mod forms;
 mod gated;
 #[path = "../common/gpu.rs"]
 mod gpu;
+mod groups;
 mod lookalike;
 mod making;
 mod matmul;

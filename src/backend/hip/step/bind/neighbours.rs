@@ -98,6 +98,7 @@ fn is_router(router: &Router, route: &Route, uses: &Uses) -> bool {
     let once = |view: Option<View>| view.is_some_and(|view| uses.is_read_once(view.plane));
     is_plain(norm)
         && matrix.dtype == DType::F32
+        && route.groups.is_none()
         && !product.add
         && product.out == route.logits
         && product.from.float == norm.out.float

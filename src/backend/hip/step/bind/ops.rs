@@ -351,9 +351,6 @@ impl Lower<'_> {
 
     fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
         let Op::Route { logits, gating, bias, groups, normalise, scale, out } = *op else { return Ok(()) };
-        if groups.is_some() {
-            return Err(limits::operation("a choice of groups of experts"));
-        }
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {
@@ -373,7 +370,7 @@ impl Lower<'_> {
         let bias = bias.map(|bias| self.operand(bias));
         let (count, sets) = (from.width, Vec::new());
         let (out, router) = (choice, None);
-        let unit = Route { logits: view, count, gating, bias, normalise, scale, out, sets, router };
+        let unit = Route { logits: view, count, gating, bias, groups, normalise, scale, out, sets, router };
         self.emit(Work::Route(unit), Rows::All);
         Ok(())
     }

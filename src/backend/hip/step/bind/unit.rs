@@ -2,7 +2,9 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
-use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId};
+use crate::program::{
+    Activation, ExpertGroups, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId,
+};
 use crate::tensor::DType;
 
 /// Number of a resident tensor in its part, in order of first use.
@@ -321,6 +323,8 @@ pub struct Route {
     pub gating: Gating,
     /// Added to the chances for the choice.
     pub bias: Option<Operand>,
+    /// Runs of experts of which the best ones count.
+    pub groups: Option<ExpertGroups>,
     /// Divides the weights by their sum.
     pub normalise: bool,
     /// Factor of the weights, applied last.
