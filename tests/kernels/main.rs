@@ -19,6 +19,7 @@ mod gated;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod groups;
+mod heads;
 mod lookalike;
 mod making;
 mod matmul;
@@ -30,3 +31,4 @@ mod rope;
 mod router;
 mod rows;
 mod sample;
+mod wide;

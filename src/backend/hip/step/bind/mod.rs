@@ -18,6 +18,7 @@ mod unit;
 mod uses;
 
 pub use forms::{FORMS, Form, Wanted, are_grouped, form, pair_form};
+pub use limits::is_wide;
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use unit::*;

@@ -3,6 +3,7 @@
 //! Whether a kernel computes both depends on the rows of a step. So the reader keeps the unit before it, and launches
 //! it first where no kernel does.
 
+use super::limits::is_wide;
 use super::planes::Planes;
 use super::unit::{Attend, Heads, Norm, Route, Router, Unit, View, Work};
 use super::{BoundPart, PlaneId};
@@ -87,6 +88,7 @@ fn is_source(heads: &Heads, attend: &Attend, uses: &Uses) -> bool {
     heads.queries == Some((attend.heads, attend.queries))
         && heads.kv == Some(attend.kv)
         && heads.head_dim == attend.head_dim
+        && !is_wide(heads.head_dim)
         && uses.is_read_once(attend.queries.plane)
 }
 

@@ -9,7 +9,7 @@ use super::unit::{
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
-use crate::backend::hip::kernels::thresholds::ATTENTION_ROWS;
+use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, WIDE_HEAD_ROWS};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
 use crate::program::{
@@ -42,7 +42,8 @@ impl Lower<'_> {
             Op::Project { weight, bias, from, out, add } => {
                 self.project(number, [from, out], weight, bias, add)
             }
-            Op::ProjectHeads { .. } | Op::JoinHeads { .. } => Err(limits::operation(op.name())),
+            Op::ProjectHeads { .. } => self.project_heads(number, op),
+            Op::JoinHeads { .. } => self.join_heads(number, op),
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
@@ -232,14 +233,15 @@ impl Lower<'_> {
         limits::head(head_dim)?;
         let heads = value.width / head_dim;
         let group = heads / kv.heads.max(1);
-        if around && group > TILE_QUERIES {
-            let heads = format!("attention both ways within a window, of {group} query heads for each key");
-            return Err(limits::operation(heads));
+        let wide = limits::is_wide(head_dim);
+        if around && (wide || group > TILE_QUERIES) {
+            let heads = format!("{group} query heads of {head_dim} values for each key");
+            return Err(limits::operation(format!("attention both ways within a window, of {heads}")));
         }
-        if group <= TILE_QUERIES {
+        if group <= TILE_QUERIES && !wide {
             self.group_max = self.group_max.max(group);
         }
-        let few = ATTENTION_ROWS;
+        let few = if wide { WIDE_HEAD_ROWS } else { ATTENTION_ROWS };
         self.room.heads = self.room.heads.max(few * heads as usize);
         self.room.head_values = self.room.head_values.max(few * value.width as usize);
         let queries = self.float(read)?;

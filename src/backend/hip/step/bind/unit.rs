@@ -92,6 +92,10 @@ pub enum Work {
     Products(Products),
     /// Norms of heads, rotation, and the store to KV pages.
     Heads(Heads),
+    /// Products of a matrix for each head.
+    ProjectHeads(ProjectHeads),
+    /// Heads of two parts.
+    JoinHeads(JoinHeads),
     /// Attention.
     Attend(Attend),
     /// Two products and their gate.
@@ -235,6 +239,47 @@ pub struct Kv {
     pub offset: u64,
     /// Heads of keys, and as many of values.
     pub heads: u32,
+}
+
+/// The same part of each head of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsView {
+    /// The part of the first head.
+    pub rows: View,
+    /// Values from head to head.
+    pub head_dim: u32,
+    /// Values of the part.
+    pub width: u32,
+}
+
+/// `out[h] = W[h] (part of head h)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProjectHeads {
+    /// The input.
+    pub from: HeadsView,
+    /// Number of heads.
+    pub heads: u32,
+    /// The matrices of all heads, one after the other.
+    pub weight: Operand,
+    /// Element type.
+    pub dtype: DType,
+    /// Outputs of a head.
+    pub outputs: u32,
+    /// Rows to write, without gaps.
+    pub out: View,
+}
+
+/// `out[h] = (part of first[h], part of second[h])`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinHeads {
+    /// The first part.
+    pub first: HeadsView,
+    /// The second part.
+    pub second: HeadsView,
+    /// Number of heads.
+    pub heads: u32,
+    /// Rows to write, without gaps.
+    pub out: View,
 }
 
 /// Attention of all rows.
@@ -464,6 +509,12 @@ impl Work {
             Self::Convert(convert) => of(&[convert.home], &[], &[]),
             Self::Products(products) => of(&[products.from], &[Some(products.out)], &[]),
             Self::Heads(heads) => of(&[], &[Some(heads.from), heads.queries.map(|(_, view)| view)], &[]),
+            Self::ProjectHeads(ProjectHeads { from, out, .. }) => {
+                of(&[], &[Some(from.rows), Some(*out)], &[])
+            }
+            Self::JoinHeads(JoinHeads { first, second, out, .. }) => {
+                of(&[], &[Some(first.rows), Some(second.rows), Some(*out)], &[])
+            }
             Self::Attend(Attend { queries, out, source, .. }) => {
                 of(&[*out], &[Some(*queries), source.map(|heads| heads.from)], &[])
             }
