@@ -3,8 +3,8 @@
 // For encoders. All rows of a text are in the step, and their keys and values in pages.
 // Shapes     positions: u32[M], each row's own; ends: u32[M], that of the last row of its text
 //            window: a row at position p attends to positions p - window / 2 ..= p + window / 2 from 0 to its text's end. Other
-//            pages are not read, nor are their page table entries
-//            All else as of attn_prefill: q, tiles, row_seq, page_tables, page_base, layer_offset, scale, cap, sinks, out, out16,
+//            pages are not read, nor are their page table entries.
+//            All else is as of attn_prefill: q, tiles, row_seq, page_tables, page_base, layer_offset, scale, cap, sinks, out, out16,
 //            row_scales, part_values, part_stats, counters
 // Variants   attn_around_f16_64: f16 pages, heads of 64, on the matrix unit where the target has one;
 //            attn_around_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256

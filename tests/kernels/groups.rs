@@ -28,7 +28,7 @@ const fn choice([count, groups, groups_used, used]: [usize; 4], flags: [bool; 3]
 
 const SCALE: f32 = 2.5;
 
-/// What a launch wrote: experts and weights of each row, and whether one of them is absent.
+/// Experts and weights of each row that a launch wrote, and whether one of the experts is absent.
 struct Chosen {
     experts: Vec<u32>,
     weights: Vec<f32>,

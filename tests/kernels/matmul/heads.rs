@@ -4,8 +4,9 @@ use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::matmul::{GemvHeads, choice};
 use rocmforge::tensor::DType;
 
+use super::gemv::{Matrices, multiply};
 use super::weights::{Weights, float_types, quantised_types};
-use super::{Sum, untouched};
+use super::{Kind, Rows, Sum, untouched};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
@@ -116,6 +117,31 @@ fn heads_times_their_matrices_are_the_sums_of_their_terms() {
     }
 }
 
+/// Compares the bits with those of `gemv_*` for each head's matrix alone.
+fn check_alone(rig: &Rig, random: &mut Random, dtype: DType, parts: Parts, rows: usize) {
+    let weights = Weights::random(dtype, parts.heads * parts.outputs, parts.cols, random);
+    let x = parts.rows(random, rows);
+    let got = parts.multiply(rig, &weights, &x, rows, false);
+    for head in 0..parts.heads {
+        let part = |all: usize| head * all / parts.heads..(head + 1) * all / parts.heads;
+        let alone = Weights {
+            dtype,
+            rows: parts.outputs,
+            cols: parts.cols,
+            bytes: weights.bytes[part(weights.bytes.len())].to_vec(),
+            values: weights.values[part(weights.values.len())].to_vec(),
+        };
+        let of_head = (0..rows).flat_map(|row| x[parts.at(row, head)..][..parts.cols].to_vec()).collect();
+        let of_head = Rows::new(rig, Kind::F32, of_head, parts.cols);
+        let (want, _) = multiply(rig, &Matrices::one(rig, &alone), &of_head, rows, None);
+        for (row, want) in want.chunks_exact(parts.outputs).enumerate() {
+            let got = &got[(row * parts.heads + head) * parts.outputs..][..parts.outputs];
+            let same = got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{dtype} {parts:?}: head {head} of row {row} has other bits than alone");
+        }
+    }
+}
+
 /// The shapes of DeepSeek's matrices: keys of a latent vector, and values of it.
 #[test]
 fn heads_of_latent_attention_are_multiplied() {
@@ -124,9 +150,11 @@ fn heads_of_latent_attention_are_multiplied() {
     for dtype in [DType::Q8_0, DType::F16, DType::BF16, DType::F32, DType::Q5_0] {
         let keys = Parts { heads: 2, outputs: 512, head_dim: 192, first: 0, cols: 128, gap: 0 };
         check(rig, random, dtype, keys, 2);
+        check_alone(rig, random, dtype, keys, 2);
     }
     for dtype in [DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::F16] {
         let values = Parts { heads: 2, outputs: 128, head_dim: 576, first: 64, cols: 512, gap: 0 };
         check(rig, random, dtype, values, 2);
+        check_alone(rig, random, dtype, values, 2);
     }
 }

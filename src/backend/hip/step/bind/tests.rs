@@ -423,7 +423,7 @@ fn latent(more: usize) -> Program {
     let head_dim = (plain + 32) as u32;
     let [plain_part, turned] =
         [(0, plain as u32), (plain as u32, 32)].map(|(first, width)| HeadPart { head_dim, first, width });
-    let mut project = |w: &mut Writer, from, part: HeadPart, outputs: usize| {
+    let project = |w: &mut Writer, from, part: HeadPart, outputs: usize| {
         let weight = w.matrix(HEADS * outputs, part.width as usize);
         let out = w.builder.value(HEADS * outputs);
         w.builder.push(Op::ProjectHeads { weight, from, part, out });
@@ -431,7 +431,7 @@ fn latent(more: usize) -> Program {
     };
     let of_latent = project(&mut w, query, plain_part, rank);
     let whole = HeadPart::whole(rank as u32);
-    let mut join = |w: &mut Writer, heads: usize, [(first, first_part), (second, second_part)]: [_; 2]| {
+    let join = |w: &mut Writer, heads: usize, [(first, first_part), (second, second_part)]: [_; 2]| {
         let out = w.builder.value(heads * (32 + rank));
         w.builder.push(Op::JoinHeads { first, first_part, second, second_part, out });
         out
