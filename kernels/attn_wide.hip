@@ -12,7 +12,7 @@
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / 16), splits, R), block = 256. split_tokens (attention/splits.h)
 //            cuts a row by its position; a row has the splits that reach into its window. splits >= what any row has, at most
 //            128. Blocks past a row's own splits return at once
-// Alignment  16 bytes for pages, 4 for all else
+// Alignment  16 bytes for pages and q, 4 for all else. If head_dim is not a multiple of 4, q is read value by value
 // Sums in    f32. A row's bits depend on its own tokens; not on other rows, grid or wave size
 // Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/wide.rs
@@ -115,10 +115,20 @@ struct State {
             q[i] = t.q + ((u64)place.row * t.n_heads + place.head(i)) * t.head_dim;
             score[i] = 0.0f;
         }
-        ROLLED for (u32 first = upper; first < t.head_dim; first += 2 * TOKENS) {
-            UNROLL for (u32 d = 0; d < TOKENS; d++) {
-                if (first + d >= t.head_dim) continue;
-                UNROLL for (u32 i = 0; i < TEAM_HEADS; i++) score[i] = fma_f32(q[i][first + d], key[first + d], score[i]);
+        // Queries come from a cache, four values a load where no head ends between.
+        const u32 whole = t.head_dim % 4 == 0 ? t.head_dim / (2 * TOKENS) * (2 * TOKENS) : 0;
+        ROLLED for (u32 first = upper; first < whole; first += 2 * TOKENS) {
+            // All loads at once would take more registers than NVIDIA's compiler grants.
+            ROLLED for (u32 d = 0; d < TOKENS; d += 4) {
+                UNROLL for (u32 i = 0; i < TEAM_HEADS; i++) {
+                    const u32x4 four = load16(q[i] + first + d);
+                    UNROLL for (u32 j = 0; j < 4; j++) score[i] = fma_f32(as_f32(four[j]), key[first + d + j], score[i]);
+                }
+            }
+        }
+        ROLLED for (u32 first = upper + whole; first < t.head_dim; first += 2 * TOKENS) {
+            ROLLED for (u32 d = first; d < min_u32(first + TOKENS, t.head_dim); d++) {
+                UNROLL for (u32 i = 0; i < TEAM_HEADS; i++) score[i] = fma_f32(q[i][d], key[d], score[i]);
             }
         }
         const bool seen = at + token >= place.start && at + token < place.end;
