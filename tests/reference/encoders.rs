@@ -220,6 +220,20 @@ fn texts_beside_it_threads_and_instructions_change_no_bit_of_an_embedding() {
 }
 
 #[test]
+fn a_fixed_order_of_sums_makes_texts_beside_it_change_no_bit_on_a_gpu() {
+    let ids: Vec<u32> = (0..120).map(|i| (i * 53 + 7) % 250 + 5).collect();
+    let texts: [&[u32]; 4] = [&ids[..1], &ids[3..80], &ids[..120], &ids[40..74]];
+    for (name, forge) in forge::encoders() {
+        let Some(runtime) = gpu::runtime() else { return };
+        let options = HipOptions { deterministic: true, upload_threads: 1, ..HipOptions::default() };
+        let mut rig = Rig::open(&forge, HipBackend::with_runtime(runtime, options).unwrap());
+        let want: Vec<_> = texts.iter().map(|text| rig.embed(&[text], false).remove(0)).collect();
+        assert!(want[1] != want[3]);
+        assert!(rig.embed(&texts, false) == want, "{name}");
+    }
+}
+
+#[test]
 fn each_token_changes_all_rows_of_its_text() {
     let ids: Vec<u32> = (0..70).map(|i| (i * 53 + 7) % 250 + 5).collect();
     for (name, forge) in forge::encoders() {

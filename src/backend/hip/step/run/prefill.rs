@@ -4,6 +4,7 @@ use super::Run;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::heads::AttnAround;
 use crate::backend::hip::kernels::ops::AttnPrefill;
+use crate::backend::hip::kernels::thresholds::Order;
 use crate::backend::hip::step::bind::Attend;
 use crate::backend::hip::step::scratch::Scratch;
 use crate::backend::hip::{Buffer, DevicePtr, Grid};
@@ -82,7 +83,11 @@ impl Run<'_> {
         let room = |buffer: &Buffer, words: u32| buffer.len() / (4 * words) as usize;
         let parts = room(part_values, TILE_QUERIES * unit.head_dim).min(room(part_stats, TILE_QUERIES * 2));
         let room = parts.min(room(counters, 1)) as u32;
-        let shares = shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room);
+        let shares = match self.bound.modes.order {
+            Order::ByRows => shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room),
+            // Windows that look both ways have tiles then too, and a share's end depends on other rows.
+            Order::Fixed => 1,
+        };
         let arguments = AttnPrefill {
             q: self.at(unit.queries),
             tiles: self.places.tiles,
