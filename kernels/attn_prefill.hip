@@ -36,11 +36,12 @@ namespace prefill {
 
 template <u32 HEAD> DEV void run_sized(const Task& t) {
 #if HAS_MATRIX_UNIT
-    run_matrix<HEAD>(t);
+    run_matrix<HEAD, false>(t);
 #else
-    run_plain<f16>(t);
+    run_plain<f16, false>(t);
 #endif
 }
+template <class T> DEV void run_any(const Task& t) { run_plain<T, false>(t); }
 
 } // namespace prefill
 
@@ -57,5 +58,5 @@ ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)
 ATTN_PREFILL(attn_prefill_f16_80, run_sized<80>)
 ATTN_PREFILL(attn_prefill_f16_96, run_sized<96>)
 ATTN_PREFILL(attn_prefill_f16_128, run_sized<128>)
-ATTN_PREFILL(attn_prefill_f16_any, run_plain<f16>)
-ATTN_PREFILL(attn_prefill_f32_any, run_plain<f32>)
+ATTN_PREFILL(attn_prefill_f16_any, run_any<f16>)
+ATTN_PREFILL(attn_prefill_f32_any, run_any<f32>)

@@ -25,5 +25,5 @@ KERNEL(256, route, const f32* logits, const f32* bias, const u32* row_seq, const
        u32* absent, f32 scale, u32 rows, u32 count, u32 used, u32 normalise, u32 sigmoid) {
     wait_for_predecessor();
     if (block_x() >= rows) return;
-    routing::choose({logits, bias, row_seq, table, experts, weights, absent, scale, count, used, normalise, sigmoid}, block_x());
+    routing::choose<false>({logits, bias, row_seq, table, experts, weights, absent, scale, count, used, normalise, sigmoid}, block_x());
 }

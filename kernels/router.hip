@@ -84,5 +84,5 @@ KERNEL(256, router, const f32* x, const f32* gain, const f32* w, const f32* w_bi
         logits[u64(row) * count + expert] = before + sum;
     }
     if (!last_block(counters + row, grid_x())) return;
-    routing::choose({logits, bias, row_seq, table, experts, weights, absent, scale, count, used, normalise, sigmoid}, row);
+    routing::choose<false>({logits, bias, row_seq, table, experts, weights, absent, scale, count, used, normalise, sigmoid}, row);
 }

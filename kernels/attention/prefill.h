@@ -1,4 +1,4 @@
-// The task and a block's tile of queries, which both bodies of attn_prefill share.
+// The task and a block's tile of queries, which both bodies of attn_prefill and attn_around share.
 //
 // A tile is some neighbouring rows of one sequence. With the query heads of one KV head these are up to QUERIES queries, row by
 // row, heads within a row. All walk the sequence's pages together, 32 tokens at a time, from the first page that the first
@@ -34,6 +34,8 @@ struct Task {
     u64 layer_offset;
     f32 scale, cap;
     u32 n_heads, n_kv_heads, head_dim, table_stride, window;
+    // For windows that look both ways: the last position of each row's text.
+    const u32* ends = nullptr;
 };
 
 // Tokens of the pages that a block walks: whole pages, except at the sequence's end. Empty if end <= start.
@@ -41,7 +43,8 @@ struct Walk {
     u32 start, end;
 };
 
-struct Tile {
+// AROUND: each query sees `window / 2` tokens before its own, and as many after it. Else the window ends with its own.
+template <bool AROUND> struct Tile {
     const Task& task;
     u32 first_row, rows, kv_head, group;
 
@@ -50,12 +53,20 @@ struct Tile {
           group(t.n_heads / t.n_kv_heads) {}
 
     DEV u32 queries() const { return min_u32(rows * group, QUERIES); }
-    // Tokens up to that of query `i`; 0 where the tile has no query `i`.
-    DEV u32 length(u32 i) const { return i < queries() ? task.positions[first_row + i / group] + 1 : 0; }
+    // Tokens up to the last that query `i` sees; 0 where the tile has no query `i`.
+    DEV u32 length(u32 i) const {
+        if (i >= queries()) return 0;
+        const u32 row = first_row + i / group;
+        if constexpr (AROUND) return min_u32(task.positions[row] + task.window / 2, task.ends[row]) + 1;
+        else return task.positions[row] + 1;
+    }
     // Tokens of the longest of queries 0..end.
     DEV u32 longest(u32 end) const { return length(min_u32(end, queries()) - 1); }
     // The first token that query `i` sees.
-    DEV u32 seen_from(u32 i) const { return first_seen(length(i), task.window); }
+    DEV u32 seen_from(u32 i) const {
+        if constexpr (AROUND) return i < queries() ? first_seen(task.positions[first_row + i / group] + 1, task.window / 2 + 1) : 0;
+        else return first_seen(length(i), task.window);
+    }
     // Where query i and its result begin, in values.
     DEV u64 at(u32 i) const {
         return ((u64)(first_row + i / group) * task.n_heads + kv_head * group + i % group) * task.head_dim;

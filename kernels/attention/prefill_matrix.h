@@ -58,7 +58,7 @@ template <u32 HEAD> struct Transfer {
 };
 
 // Online softmax of a wave's 16 queries. ROW_LANES neighbouring lanes share a row's greatest score and sum.
-template <u32 HEAD> struct MatrixState {
+template <u32 HEAD, bool AROUND> struct MatrixState {
     using S = Sizes<HEAD>;
     Frag::A queries[S::PARTS];
     Frag::C values[S::PARTS];
@@ -69,7 +69,7 @@ template <u32 HEAD> struct MatrixState {
     DEV static u32 first_token() { return lane() % ROW_LANES * ROW_TOKENS; }
 
     // `room`: LDS for QUERIES rows; free again after the next block barrier.
-    DEV MatrixState(const Tile& tile, f16* room) : length(tile.length(wave() * SIDE + row())), most(NO_SCORE), sum(0.0f) {
+    DEV MatrixState(const Tile<AROUND>& tile, f16* room) : length(tile.length(wave() * SIDE + row())), most(NO_SCORE), sum(0.0f) {
         f16* mine = room + wave() * SIDE * S::KEY_STRIDE;
         for (u32 i = lane(); i < SIDE * HEAD / 4; i += WAVE) {
             u32 query = wave() * SIDE + i / (HEAD / 4), d = i % (HEAD / 4) * 4;
@@ -110,9 +110,15 @@ template <u32 HEAD> struct MatrixState {
         }
     }
 
+    // The first token that the lane's query sees.
+    DEV u32 seen_from(const Tile<AROUND>& tile) const {
+        if constexpr (AROUND) return tile.seen_from(wave() * SIDE + row());
+        else return first_seen(length, tile.task.window);
+    }
+
     // Removes tokens before the queries' windows from the wave's `scores`; each lane removes those that it weighs next.
-    DEV void hide(f32* scores, u32 start, u32 window) const {
-        u32 mine = start + first_token(), unseen = max_u32(first_seen(length, window), mine) - mine;
+    DEV void hide(f32* scores, u32 start, u32 from) const {
+        u32 mine = start + first_token(), unseen = max_u32(from, mine) - mine;
         ROLLED for (u32 i = 0; i < min_u32(unseen, ROW_TOKENS); i++) {
             scores[row() * SCORE_STRIDE + first_token() + i] = -INFINITY_F32;
         }
@@ -165,7 +171,7 @@ template <u32 HEAD> struct MatrixState {
     }
 
     // As a block's share of the tile.
-    DEV void hand_in(const Tile& tile) const {
+    DEV void hand_in(const Tile<AROUND>& tile) const {
         u32 mine = wave() * SIDE + row();
         if (lane() % ROW_LANES == 0 && mine < tile.queries()) tile.store_stats(mine, most, sum);
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
@@ -176,7 +182,7 @@ template <u32 HEAD> struct MatrixState {
         }
     }
 
-    DEV void store(const Tile& tile) const {
+    DEV void store(const Tile<AROUND>& tile) const {
         f32 inverse = 1.0f / (sum + tile.sink(wave() * SIDE + row(), most));
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             u32 query = wave() * SIDE + Frag::C::row(l);
@@ -189,14 +195,14 @@ template <u32 HEAD> struct MatrixState {
     }
 };
 
-template <u32 HEAD> DEV void run_matrix(const Task& t) {
+template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
     using S = Sizes<HEAD>;
     LDS(room, f16[S::KEYS + S::VALUES]);
     LDS(all_scores, f32[WAVES][SIDE * SCORE_STRIDE]);
     LDS(all_weights, f16[WAVES][SIDE * WEIGHT_STRIDE]);
     wait_for_predecessor();
-    Tile tile(t);
-    HeadPages<f16> pages = tile.pages<f16>();
+    Tile<AROUND> tile(t);
+    HeadPages<f16> pages = tile.template pages<f16>();
     f16 *keys = room, *values = room + S::KEYS;
     f32* scores = all_scores[wave()];
     f16* weights = all_weights[wave()];
@@ -205,7 +211,8 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     u32 wave_length = wave_first < tile.queries() ? tile.longest(wave_first + SIDE) : 0;
     // The first token that any query of the wave sees, and the first that all of them see.
     u32 wave_from = tile.seen_from(wave_first), wave_whole = first_seen(wave_length, t.window);
-    MatrixState<HEAD> state(tile, room);
+    if constexpr (AROUND) wave_whole = tile.seen_from(min_u32(wave_first + SIDE, tile.queries()) - 1);
+    MatrixState<HEAD, AROUND> state(tile, room);
     Transfer<HEAD> transfer;
     u32 from = tile.seen_from(0), first = from / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     const Walk walk = tile.walk(first, length);
@@ -221,7 +228,7 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
         if (start >= wave_length || next <= wave_from) continue;
         state.score(keys, scores);
         if (t.cap != 0.0f) state.hold(scores, t.cap);
-        if (start < wave_whole) state.hide(scores, start, t.window);
+        if (start < wave_whole) state.hide(scores, start, state.seen_from(tile));
         state.weigh(scores, weights, start);
         state.add(weights, values);
     }

@@ -22,23 +22,27 @@ template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 he
 }
 
 // Online softmax of a team's queries.
-struct PlainState {
+template <bool AROUND> struct PlainState {
+    // Queries that see unequal numbers of tokens.
+    static constexpr u32 SPANS = AROUND ? TEAM_QUERIES : 1;
     u64 at[TEAM_QUERIES];
-    // Number of each query's own token, and how many tokens a query sees.
-    u32 last[TEAM_QUERIES], span;
+    // Number of the last token that each query sees, and how many it sees.
+    u32 last[TEAM_QUERIES], span[SPANS];
     f32 most[TEAM_QUERIES], sum[TEAM_QUERIES], score[TEAM_QUERIES], values[TEAM_QUERIES][HEAD_PARTS];
 
-    DEV PlainState(const Tile& tile, u32 first) : span(tile.task.window ? min_u32(tile.task.window, NONE) : NONE) {
+    DEV PlainState(const Tile<AROUND>& tile, u32 first) {
+        if constexpr (!AROUND) span[0] = tile.task.window ? min_u32(tile.task.window, NONE) : NONE;
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             last[i] = tile.length(first + i) - 1;
+            if constexpr (AROUND) span[i] = last[i] + 1 - tile.seen_from(first + i);
             at[i] = tile.at(is_there(i) ? first + i : 0);
             most[i] = NO_SCORE, sum[i] = 0.0f;
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) values[i][j] = 0.0f;
         }
     }
 
-    // A token after the query's own makes the difference wrap: it is larger than any span.
-    DEV bool sees(u32 i, u32 token) const { return last[i] - token < span; }
+    // A token after the last makes the difference wrap: it is larger than any span.
+    DEV bool sees(u32 i, u32 token) const { return last[i] - token < span[i % SPANS]; }
     DEV bool is_there(u32 i) const { return last[i] < NONE; }
 
     DEV void take_keys(const Task& t, const f32* keys, u32 start) {
@@ -78,7 +82,7 @@ struct PlainState {
     }
 
     // As a block's share of the tile.
-    DEV void hand_in(const Tile& tile, u32 first) const {
+    DEV void hand_in(const Tile<AROUND>& tile, u32 first) const {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             if (!is_there(i)) continue;
             if (team_lane() == 0) tile.store_stats(first + i, most[i], sum[i]);
@@ -90,7 +94,7 @@ struct PlainState {
         }
     }
 
-    DEV void store(const Tile& tile, u32 first) const {
+    DEV void store(const Tile<AROUND>& tile, u32 first) const {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             const f32 all = sum[i] + tile.sink(first + i, most[i]);
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
@@ -101,15 +105,15 @@ struct PlainState {
     }
 };
 
-template <class T> DEV void run_plain(const Task& t) {
+template <class T, bool AROUND> DEV void run_plain(const Task& t) {
     LDS(page, f32[KV_PAGE_TOKENS * (HEAD_MAX + 1)]);
     wait_for_predecessor();
-    Tile tile(t);
-    HeadPages<T> pages = tile.pages<T>();
+    Tile<AROUND> tile(t);
+    HeadPages<T> pages = tile.template pages<T>();
     u32 at_once = block_threads() / TEAM * TEAM_QUERIES;
     for (u32 first = 0; first < tile.queries(); first += at_once) {
         u32 mine = first + team_id() * TEAM_QUERIES, length = tile.longest(first + at_once);
-        PlainState state(tile, mine);
+        PlainState<AROUND> state(tile, mine);
         const Walk walk = tile.walk(tile.seen_from(first) / KV_PAGE_TOKENS * KV_PAGE_TOKENS, length);
         for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
             const T* keys = pages.keys(start / KV_PAGE_TOKENS);

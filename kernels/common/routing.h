@@ -1,4 +1,4 @@
-// The choice of a row's experts by their logits, for route.hip and router.hip. The first has the contract.
+// The choice of a row's experts by their logits, for route.hip, router.hip and route_groups.hip. The first has the contract.
 #pragma once
 #include "experts.h"
 #include "pages.h"
@@ -37,10 +37,35 @@ struct Task {
     u32* absent;
     f32 scale;
     u32 count, used, normalise, sigmoid;
+    // Runs of neighbouring experts, and how many of them experts are chosen from: see route_groups.hip.
+    u32 groups = 0, groups_used = 0;
 };
 
-// The whole block of THREADS calls.
-DEV void choose(const Task& t, u32 row) {
+// Below any number's rank but that of minus infinity, which it is.
+constexpr u32 RANK_MIN = 0x007fffffu;
+
+// Makes the ranks of experts of all but the best groups RANK_MIN. A group is as good as the sum of its two largest sizes.
+// The whole block calls, after a barrier.
+DEV void keep_best_groups(u32* ranks, const Task& t) {
+    LDS(totals, u32[EXPERTS / 2]);
+    const u32 each = t.count / t.groups, g = thread_id();
+    if (g < t.groups) {
+        u32 first = RANK_MIN, second = RANK_MIN;
+        for (u32 e = g * each; e < (g + 1) * each; e++) {
+            second = max_u32(second, min_u32(first, ranks[e]));
+            first = max_u32(first, ranks[e]);
+        }
+        totals[g] = rank(logit_of(first) + logit_of(second));
+    }
+    barrier_lds();
+    if (g < t.groups && before(totals, t.groups, g, 0, 1) >= t.groups_used) {
+        for (u32 e = g * each; e < (g + 1) * each; e++) ranks[e] = RANK_MIN;
+    }
+    barrier_lds();
+}
+
+// The whole block of THREADS calls. GROUPED: experts are chosen of the best groups alone.
+template <bool GROUPED> DEV void choose(const Task& t, u32 row) {
     LDS(ranks, u32[EXPERTS]);
     LDS(places, u32[EXPERTS]);
     LDS(chosen, u32[EXPERTS]);
@@ -49,7 +74,7 @@ DEV void choose(const Task& t, u32 row) {
     const u32 i = thread_id();
     const bool padding = t.row_seq[row] == NO_SEQUENCE;
     const f32* mine = t.logits + u64(row) * t.count;
-    const bool sums = t.bias != nullptr && t.sigmoid == 0;
+    const bool sums = (GROUPED || t.bias != nullptr) && t.sigmoid == 0;
     f32 most = 0.0f, all = 1.0f;
     if (sums) {
         u32 top = 0;
@@ -61,11 +86,17 @@ DEV void choose(const Task& t, u32 row) {
     }
     for (u32 e = i; e < t.count; e += THREADS) {
         f32 size = mine[e];
-        if (t.bias != nullptr) size = (t.sigmoid != 0 ? sigmoid_f32(size) : exp_f32(size - most) / all) + t.bias[e];
+        if constexpr (GROUPED) {
+            size = t.sigmoid != 0 ? sigmoid_f32(size) : exp_f32(size - most) / all;
+            if (t.bias != nullptr) size += t.bias[e];
+        } else if (t.bias != nullptr) {
+            size = (t.sigmoid != 0 ? sigmoid_f32(size) : exp_f32(size - most) / all) + t.bias[e];
+        }
         ranks[e] = rank(size);
         places[e] = 0;
     }
     barrier_lds();
+    if constexpr (GROUPED) keep_best_groups(ranks, t);
     // With few experts, several threads count for each: neighbours for different ones, so that they read the same rank.
     const u32 parts = max_u32(THREADS / t.count, 1);
     for (u32 e = i; e < t.count * parts; e += THREADS) atomic_add(&places[e % t.count], before(ranks, t.count, e % t.count, e / t.count, parts));
@@ -74,10 +105,10 @@ DEV void choose(const Task& t, u32 row) {
         if (places[e] < t.used) chosen[places[e]] = e;
     }
     barrier_lds();
-    if (t.bias == nullptr) most = logit_of(ranks[chosen[0]]);
+    if (!GROUPED && t.bias == nullptr) most = logit_of(ranks[chosen[0]]);
     // Ranks are nearer than logits. Infinity, which stands for a NaN there, gives NaN as a difference, but not as a sigmoid.
     auto share = [&](u32 e) {
-        const f32 logit = t.bias == nullptr && t.sigmoid == 0 ? logit_of(ranks[e]) : mine[e];
+        const f32 logit = !GROUPED && t.bias == nullptr && t.sigmoid == 0 ? logit_of(ranks[e]) : mine[e];
         return t.sigmoid != 0 ? sigmoid_f32(logit) : exp_f32(logit - most);
     };
     const u32 terms = t.normalise != 0 ? t.used : t.sigmoid != 0 ? 0 : t.count;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // tests fail by panicking
 
+mod around;
 mod attending;
 mod attention;
 mod child;
@@ -17,6 +18,8 @@ mod forms;
 mod gated;
 #[path = "../common/gpu.rs"]
 mod gpu;
+mod groups;
+mod heads;
 mod lookalike;
 mod making;
 mod matmul;
@@ -28,3 +31,4 @@ mod rope;
 mod router;
 mod rows;
 mod sample;
+mod wide;

@@ -10,6 +10,7 @@ use rocmforge::backend::{ActivationType, KvType};
 use rocmforge::model::tokenizer::EncodeOptions;
 
 use crate::common;
+use crate::forge;
 use crate::gpu;
 use crate::runner::Runner;
 
@@ -83,6 +84,20 @@ fn tinystories_has_the_cpu_backends_logits() {
     {
         let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
         compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 50, most);
+    }
+}
+
+/// Heads of 576 values have kernels of their own. The prompt has rows of one part of their tokens, and of several.
+#[test]
+fn wide_latent_heads_have_the_cpu_backends_logits() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), forge::wide_latent().build().bytes).unwrap();
+    let ids: Vec<u32> = (0..70).map(|i| 3 + i * 37 % 250).collect();
+    for (activations, kv, most) in
+        [(ActivationType::F32, KvType::F32, 3e-5), (ActivationType::Int8, KvType::F16, 1e-3)]
+    {
+        let Some(mut gpu) = on_gpu(file.path(), activations, kv) else { return };
+        compare(&mut gpu, &mut on_cpu(file.path(), activations, kv), &ids, 66, most);
     }
 }
 

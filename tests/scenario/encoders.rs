@@ -224,7 +224,7 @@ fn a_gpu_gives_the_embeddings_of_the_cpu() {
     command.env("ROCMFORGE_HIP_LIB", library);
     rig.spawn(&mut command);
     let names = forge::encoders().into_iter().chain(forge::rankers()).map(|(name, _)| name);
-    for model in names.filter(|name| !forge::CPU_ALONE.contains(name)) {
+    for model in names {
         // Few rows, many, and more than a tile; two at a time.
         for count in [1, 2, 7, 33, 128] {
             let ids = some_ids(5, count);

@@ -4,6 +4,7 @@ mod gated;
 mod gemm;
 mod gemm_quant;
 mod gemv;
+mod heads;
 mod layout;
 mod weights;
 

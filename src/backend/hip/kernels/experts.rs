@@ -41,6 +41,40 @@ kernels! { |launch|
         sigmoid: u32,
     }
 
+    /// Chooses the experts of each row, of the best groups alone. Grid: rows.
+    RouteGroups [route_groups] {
+        /// f32 `[M][count]`.
+        logits: DevicePtr<f32> [rows.at_least(1) * count],
+        /// f32 `[count]`, added to the chances for the choice; or null.
+        bias: DevicePtr<f32> [null or count],
+        /// `[M]`: page table of each row; a padding row gets no experts.
+        row_seq: DevicePtr<u32> [rows.at_least(1)],
+        /// Address of each expert, 0 if it is absent; or null.
+        table: DevicePtr<u64> [null or count],
+        /// `[M][used]`, best first.
+        experts: DevicePtr<u32> [rows * used],
+        /// f32 `[M][used]`.
+        weights: DevicePtr<f32> [rows * used],
+        /// `[1]`: becomes 1 when a row chose an absent expert; or null.
+        absent: DevicePtr<u32> [null or 1],
+        /// Factor of the weights.
+        scale: f32,
+        /// Number of rows, M.
+        rows: u32,
+        /// Number of experts, at most 512.
+        count: u32,
+        /// Experts per row.
+        used: u32,
+        /// 1 normalises weights over the chosen experts, 0 over all, or not at all if chances are sigmoids.
+        normalise: u32,
+        /// 1 makes chances by a sigmoid of each logit, 0 by a softmax over all.
+        sigmoid: u32,
+        /// Runs of neighbouring experts, at least 2 in each.
+        groups: u32,
+        /// Groups of which experts are chosen.
+        groups_used: u32,
+    }
+
     /// RMS norm to 8-bit rows, products with a router's weights, and the choice of experts. Grid: 8 experts per workgroup, rows.
     Router [router] {
         /// f32 `[M][cols]`.

@@ -422,6 +422,28 @@ kernels! { |launch|
         out: DevicePtr<f32> [null or launch.rows(rows) * n],
     }
 
+    /// A matrix for each head times a part of each head of f32 rows. Grid: [`choice::heads_grid`].
+    GemvHeads [] {
+        /// The matrices of all heads, as one tensor.
+        w: DevicePtr<u8> [launch.matrix(launch.z * n, cols)],
+        /// Outputs of a head.
+        n: u32,
+        /// Values of the part.
+        cols: u32,
+        /// f32: the part of head h of row m at `m * x_stride + h * x_head`.
+        x: DevicePtr<f32> [strided(launch.rows(rows), x_stride, strided(launch.z, x_head, cols))],
+        /// Values from row to row of `x`.
+        x_stride: u32,
+        /// Values from head to head of `x`, a multiple of 4.
+        x_head: u32,
+        /// Activation rows.
+        rows: u32,
+        /// f32: outputs of head h of row m at `m * out_stride + h * n`.
+        out: DevicePtr<f32> [strided(launch.rows(rows), out_stride, launch.z * n)],
+        /// Values from row to row of `out`.
+        out_stride: u32,
+    }
+
     /// One matrix per pair of a row and an expert, f32 rows. Grid: [`choice::experts_grid`].
     ExpertsF32 [] {
         /// Address of each expert's matrix. `experts` decides which are read.

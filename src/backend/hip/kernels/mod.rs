@@ -5,6 +5,7 @@
 
 pub mod experts;
 pub mod extent;
+pub mod heads;
 pub mod matmul;
 pub mod objects;
 pub mod ops;
@@ -130,7 +131,8 @@ pub struct Declaration {
 
 /// Every kernel that a code object must have, if its device has what the kernel needs.
 pub fn declared() -> impl Iterator<Item = Declaration> {
-    let all = matmul::DECLARED.iter().chain(experts::DECLARED).chain(ops::DECLARED).chain(probe::DECLARED);
+    let others = [experts::DECLARED, heads::DECLARED, ops::DECLARED, probe::DECLARED];
+    let all = matmul::DECLARED.iter().chain(others.into_iter().flatten());
     all.copied().chain(types::declared())
 }
 

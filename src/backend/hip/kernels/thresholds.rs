@@ -53,6 +53,9 @@ pub const TILED_ROWS: usize = 17;
 /// Rows per decode attention launch with the most splits: bounds the size of partial results.
 pub const ATTENTION_ROWS: usize = 8;
 
+/// The same for wide heads, of which there are many: 128 of DeepSeek V3 take 75 MB.
+pub const WIDE_HEAD_ROWS: usize = 2;
+
 /// Rows per decode attention launch with few splits.
 pub const ATTENTION_ROWS_MAX: usize = 64;
 

@@ -6,7 +6,7 @@
 
 use super::matmul::{
     Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmQuant, GemmWide,
-    GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, Repack,
+    GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
 };
 use super::ops::EmbedRows;
 use super::{Arguments, Declaration, Kernel, MatrixUnit};
@@ -54,6 +54,8 @@ pub struct WeightType {
     pub gemv_a8: &'static [Columns<GemvA8>],
     /// Products with f32 rows.
     pub gemv_f32: &'static [Columns<GemvF32>],
+    /// Products of a matrix for each head with f32 rows.
+    pub heads_f32: &'static [Columns<GemvHeads>],
     /// Gate and up products with 8-bit rows.
     pub gated_a8: &'static [Columns<GemvGatedA8>],
     /// Gate and up products with f32 rows.
@@ -139,6 +141,7 @@ macro_rules! weight_types {
                 gemm_wide_experts: columns!($quant, "gemm_wide_experts", $quant_name, "x16", [16, 32, 64]),
                 gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
                 gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
+                heads_f32: columns!($quant, "gemv_heads", $quant_name, "f32", [1, 4]),
                 gated_a8: columns!($quant, "gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
                 gated_f32: columns!($quant, "gemv_gated", $quant_name, "f32", [1, 2]),
                 experts_a8: Some(Kernel::new(concat!("gemv_experts_", $quant_name, "_a8")).of(DType::$quant)),
@@ -158,6 +161,7 @@ macro_rules! weight_types {
                 gemm_wide_experts: &[],
                 gemv_a8: &[],
                 gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
+                heads_f32: columns!($float, "gemv_heads", $float_name, "f32", [1, 4]),
                 gated_a8: &[],
                 gated_f32: columns!($float, "gemv_gated", $float_name, "f32", [1, 2, 4, 8]),
                 experts_a8: None,
@@ -261,7 +265,7 @@ impl WeightType {
         let gemm = all(self.gemm).chain(all(self.gemm_experts)).map(on(MatrixUnit::OfWave));
         let wide = all(self.gemm_wide).chain(all(self.gemm_wide_experts)).map(on(MatrixUnit::AcrossWaves));
         let gemm = gemm.chain(wide);
-        let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32));
+        let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32)).chain(all(self.heads_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
         one.into_iter()
             .flatten()

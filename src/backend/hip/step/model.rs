@@ -151,8 +151,10 @@ impl OpenModel {
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
         self.step.unchecked = self.step.deferred && self.routes_alone;
         // Rows that all have logits are one of a sequence each.
-        let many = rows >= modes.thresholds().tiled_from && !graphs::suits(batch, modes);
-        let (alone, tiles) = if many { run::tiles(self.bound.group_max, batch) } else { (rows, Vec::new()) };
+        let around = self.bound.around;
+        let many = around || rows >= modes.thresholds().tiled_from && !graphs::suits(batch, modes);
+        let (alone, tiles) =
+            if many { run::tiles(self.bound.group_max, batch, around) } else { (rows, Vec::new()) };
         let row_bytes = self.bound.table.as_ref().map_or(0, |rows| rows.row_bytes);
         let mut layout = Layout {
             rows,

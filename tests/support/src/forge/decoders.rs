@@ -67,6 +67,11 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
     .concat()
 }
 
+/// A decoder whose latent attention has heads as wide as real models have.
+pub fn wide_latent() -> Forge {
+    deepseek2::wide()
+}
+
 /// The encoders of tests/reference/expected/encoders.json, by name.
 pub fn encoders() -> Vec<(&'static str, Forge)> {
     encoders::encoders()
@@ -76,10 +81,6 @@ pub fn encoders() -> Vec<(&'static str, Forge)> {
 pub fn rankers() -> Vec<(&'static str, Forge)> {
     encoders::rankers()
 }
-
-/// Of all these, the ones with operations that only the CPU computes.
-pub const CPU_ALONE: [&str; 5] =
-    ["deepseek2-lite", "deepseek2", "deepseek2-groups", "modern-bert", "gemma-embedding"];
 
 /// Large enough that a norm without it is wrong by a percent.
 const EPSILON: f32 = 1e-2;

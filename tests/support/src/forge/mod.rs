@@ -9,7 +9,7 @@ mod decoders;
 mod llama;
 mod split;
 
-pub use decoders::{CPU_ALONE, decoders, encoders, newer_decoders, rankers};
+pub use decoders::{decoders, encoders, newer_decoders, rankers, wide_latent};
 pub use llama::{shaped_llama, tiny_llama, wide_llama};
 pub use split::split;
 

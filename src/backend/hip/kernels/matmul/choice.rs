@@ -7,13 +7,15 @@ use super::super::types::{fitting, two_types, weight_type};
 use super::super::{Kernel, MatrixUnit, thresholds};
 use super::{
     Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant,
-    GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, Repack,
+    GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
 };
 use crate::backend::hip::device::launch::Grid;
 use crate::tensor::DType;
 
 /// Outputs per tile of `gemv_*` and `gemv_experts_*`.
 const GEMV_TILE: u32 = 16;
+/// Outputs per tile of `gemv_heads_*`, at least.
+const HEADS_TILE: u32 = 8;
 /// Above this many workgroups, each takes several tiles. 1024 is more than any device runs at a time, so none is idle.
 /// It is few enough that a workgroup's start, when it waits for its activations, costs little.
 const GEMV_BLOCKS: u32 = 1024;
@@ -165,6 +167,15 @@ pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
     Grid::xy(tiles.div_ceil(each), rows.div_ceil(columns.max(1)).max(1))
 }
 
+/// Grid of a `gemv_heads_*` launch, from the outputs of each head. A workgroup takes several tiles where there are more than
+/// a device runs at a time, as in [`gemv_grid`].
+pub fn heads_grid(outputs: u32, heads: u32, rows: u32, columns: u32) -> Grid {
+    let (tiles, down) = (outputs.div_ceil(HEADS_TILE).max(1), rows.div_ceil(columns.max(1)).max(1));
+    let all = u64::from(tiles) * u64::from(heads) * u64::from(down);
+    let each = (all / u64::from(GEMV_BLOCKS)).clamp(1, tiles.into()) as u32; // at most `tiles`
+    Grid::xyz(tiles.div_ceil(each), down, heads)
+}
+
 /// Grid of a `gemv_gated_*` launch.
 pub fn gated_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GATED_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
@@ -217,6 +228,11 @@ pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
 /// Product with f32 rows.
 pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
     fitting(weight_type(dtype)?.gemv_f32, rows)
+}
+
+/// Products of a matrix for each head with f32 rows.
+pub fn heads_f32(dtype: DType, rows: u32) -> Option<Columns<GemvHeads>> {
+    fitting(weight_type(dtype)?.heads_f32, rows)
 }
 
 /// As [`gemv_f32`] for so many outputs. Few, such as a router's, take a variant of fewer columns, until the launch has

@@ -3,10 +3,10 @@
 use super::fusions::{Chain, Fusion, HeadsFusion};
 use super::limits;
 use super::lower::Lower;
-use super::unit::{Heads, Home, Kv, Operand, Turn, View, Work};
+use super::unit::{Heads, HeadsView, Home, JoinHeads, Kv, Operand, ProjectHeads, Turn, View, Work};
 use super::uses::VersionId;
 use crate::backend::BackendError;
-use crate::program::{Op, RopeId, Rows, State, StateId};
+use crate::program::{HeadPart, Op, RopeId, Rows, State, StateId, ValueId};
 
 /// A plane with rows `[queries | keys | values]`.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,9 @@ impl Lower<'_> {
         let norm = |chain: Option<Chain>| chain.and_then(|chain| chain.norm);
         let eps = chains.into_iter().find_map(norm).map_or(0.0, |(_, eps)| eps);
         let norms = chains.map(|chain| norm(chain).map(|(weight, _)| self.operand(weight)));
+        if limits::is_wide(heads.head_dim) && norms != [None; 2] {
+            return Err(limits::operation(format!("norms of heads of {} values", heads.head_dim)));
+        }
         let kv = heads.kv.map(|(state, ..)| self.kv(state)).transpose()?;
         let queries = match heads.queries {
             None => None,
@@ -108,6 +111,52 @@ impl Lower<'_> {
         let unit = Heads { from, head_dim, rope, queries, kv: None, norms: [None::<Operand>; 2], eps: 0.0 };
         self.emit(Work::Heads(unit), Rows::All);
         self.convert(wrote)
+    }
+
+    /// Emits the product of each head's part with its matrix.
+    pub fn project_heads(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::ProjectHeads { weight, from, part, out } = *op else { return Ok(()) };
+        let tensor = limits::tensor(self.program, weight)?;
+        limits::matrix(tensor)?;
+        limits::part(part)?;
+        let dtype = tensor.dtype();
+        let (from, heads) = self.part_of_heads(number, from, part)?;
+        let value = self.value(out)?;
+        limits::heads(heads)?;
+        let (weight, wrote) = (self.operand(weight), self.wrote(number)?);
+        if let Some(out) = self.fresh(wrote, true)?.float {
+            let out_of_head = value.width / heads.max(1);
+            let unit = ProjectHeads { from, heads, weight, dtype, outputs: out_of_head, out };
+            self.emit(Work::ProjectHeads(unit), value.rows);
+        }
+        self.convert(wrote)
+    }
+
+    /// Emits the join of two parts of heads.
+    pub fn join_heads(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::JoinHeads { first, first_part, second, second_part, out } = *op else { return Ok(()) };
+        let (first, heads) = self.part_of_heads(number, first, first_part)?;
+        let (second, _) = self.part_of_heads(number, second, second_part)?;
+        let (wrote, rows) = (self.wrote(number)?, self.value(out)?.rows);
+        if let Some(out) = self.fresh(wrote, true)?.float {
+            self.emit(Work::JoinHeads(JoinHeads { first, second, heads, out }), rows);
+        }
+        self.convert(wrote)
+    }
+
+    /// A part of all heads of a value that an operation reads, and their number.
+    fn part_of_heads(
+        &mut self,
+        number: usize,
+        value: ValueId,
+        part: HeadPart,
+    ) -> Result<(HeadsView, u32), BackendError> {
+        let HeadPart { head_dim, first, width } = part;
+        let view = self.float(self.read(number, value)?)?;
+        let value = self.value(value)?;
+        let view = self.whole(view, value.width, value.rows);
+        let rows = View { column: view.column + first, ..view };
+        Ok((HeadsView { rows, head_dim, width }, value.width / head_dim.max(1)))
     }
 
     /// Copies a version into a heads plane unless it is there. Returns its width.

@@ -1,9 +1,10 @@
 //! Limits of the kernels: types, sizes, attributes of operations.
 
 use crate::backend::BackendError;
+use crate::backend::hip::kernels::heads::WIDE_MAX;
 use crate::backend::hip::kernels::matmul::{choice, planes};
 use crate::backend::hip::kernels::thresholds::LAUNCH_ROWS_MAX;
-use crate::program::{Activation, Program, TensorId};
+use crate::program::{Activation, HeadPart, Program, TensorId};
 use crate::tensor::LazyTensor;
 
 /// Largest width. Kernels count in 32 bits and need room to multiply.
@@ -12,7 +13,7 @@ const WIDTH_MAX: u32 = 1 << 24;
 /// Most experts that `route` chooses among.
 const EXPERTS_MAX: u32 = 512;
 
-/// Most values per head that a workgroup holds.
+/// Most values per head that the usual kernels of attention hold.
 const HEAD_DIM_MAX: u32 = 256;
 
 /// The error for an operation without a kernel.
@@ -88,9 +89,31 @@ pub fn gate(activation: Activation) -> Result<(), BackendError> {
     }
 }
 
+/// Refuses parts of heads that do not begin at multiples of 16 bytes, from which products read them.
+pub fn part(part: HeadPart) -> Result<(), BackendError> {
+    let HeadPart { head_dim, first, .. } = part;
+    if head_dim.is_multiple_of(4) && first.is_multiple_of(4) {
+        return Ok(());
+    }
+    Err(operation(format!("products of heads of {head_dim} values, of which the part begins at {first}")))
+}
+
+/// Refuses more heads than one launch takes.
+pub fn heads(heads: u32) -> Result<(), BackendError> {
+    if heads as usize > LAUNCH_ROWS_MAX {
+        return Err(operation(format!("products of {heads} heads")));
+    }
+    Ok(())
+}
+
+/// Whether heads take the kernels of wide heads.
+pub fn is_wide(head_dim: u32) -> bool {
+    head_dim > HEAD_DIM_MAX
+}
+
 /// Refuses heads that a workgroup cannot hold.
 pub fn head(head_dim: u32) -> Result<(), BackendError> {
-    if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+    if head_dim == 0 || head_dim > WIDE_MAX || !head_dim.is_multiple_of(2) {
         return Err(operation(format!("attention of heads of {head_dim} values")));
     }
     Ok(())

@@ -46,6 +46,7 @@ pub struct Lower<'a> {
     pub group_max: u32,
     pub table: Option<TableRows>,
     pub both_ways: bool,
+    pub around: bool,
     /// The rows that the last take reads, or those of an encoder.
     pub last_rows: Option<View>,
 }
@@ -87,6 +88,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         group_max: 0,
         table: None,
         both_ways: false,
+        around: false,
         last_rows: None,
         program,
         limits,
@@ -145,6 +147,7 @@ impl Lower<'_> {
             kv: self.kv,
             table: self.table,
             both_ways: self.both_ways,
+            around: self.around,
             logits,
             last_rows: self.last_rows,
             windows: self.windows,

@@ -18,6 +18,7 @@ mod unit;
 mod uses;
 
 pub use forms::{FORMS, Form, Wanted, are_grouped, form, pair_form};
+pub use limits::is_wide;
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use unit::*;
@@ -44,6 +45,8 @@ pub struct Bound {
     pub table: Option<TableRows>,
     /// Some attention sees later tokens too.
     pub both_ways: bool,
+    /// Some attention sees later tokens within a window: only tiles of rows compute that.
+    pub around: bool,
     /// View of the logits, without gaps; `None` for an encoder.
     pub logits: Option<View>,
     /// View of the rows that the last layer leaves, kept until after the last unit; `None` if the head takes none.

@@ -3,6 +3,7 @@
 //! Whether a kernel computes both depends on the rows of a step. So the reader keeps the unit before it, and launches
 //! it first where no kernel does.
 
+use super::limits::is_wide;
 use super::planes::Planes;
 use super::unit::{Attend, Heads, Norm, Route, Router, Unit, View, Work};
 use super::{BoundPart, PlaneId};
@@ -87,6 +88,7 @@ fn is_source(heads: &Heads, attend: &Attend, uses: &Uses) -> bool {
     heads.queries == Some((attend.heads, attend.queries))
         && heads.kv == Some(attend.kv)
         && heads.head_dim == attend.head_dim
+        && !is_wide(heads.head_dim)
         && uses.is_read_once(attend.queries.plane)
 }
 
@@ -98,6 +100,7 @@ fn is_router(router: &Router, route: &Route, uses: &Uses) -> bool {
     let once = |view: Option<View>| view.is_some_and(|view| uses.is_read_once(view.plane));
     is_plain(norm)
         && matrix.dtype == DType::F32
+        && route.groups.is_none()
         && !product.add
         && product.out == route.logits
         && product.from.float == norm.out.float

@@ -9,7 +9,7 @@ use super::unit::{
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
-use crate::backend::hip::kernels::thresholds::ATTENTION_ROWS;
+use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, WIDE_HEAD_ROWS};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
 use crate::program::{
@@ -42,7 +42,8 @@ impl Lower<'_> {
             Op::Project { weight, bias, from, out, add } => {
                 self.project(number, [from, out], weight, bias, add)
             }
-            Op::ProjectHeads { .. } | Op::JoinHeads { .. } => Err(limits::operation(op.name())),
+            Op::ProjectHeads { .. } => self.project_heads(number, op),
+            Op::JoinHeads { .. } => self.join_heads(number, op),
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
             // Every store is part of a heads unit.
             Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
@@ -220,9 +221,7 @@ impl Lower<'_> {
         let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
             return Ok(());
         };
-        if both_ways && window.is_some() {
-            return Err(limits::operation("attention both ways within a window"));
-        }
+        let around = both_ways && window.is_some();
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
@@ -234,16 +233,21 @@ impl Lower<'_> {
         limits::head(head_dim)?;
         let heads = value.width / head_dim;
         let group = heads / kv.heads.max(1);
-        if group <= TILE_QUERIES {
+        let wide = limits::is_wide(head_dim);
+        if around && (wide || group > TILE_QUERIES) {
+            let heads = format!("{group} query heads of {head_dim} values for each key");
+            return Err(limits::operation(format!("attention both ways within a window, of {heads}")));
+        }
+        if group <= TILE_QUERIES && !wide {
             self.group_max = self.group_max.max(group);
         }
-        let few = ATTENTION_ROWS;
+        let few = if wide { WIDE_HEAD_ROWS } else { ATTENTION_ROWS };
         self.room.heads = self.room.heads.max(few * heads as usize);
         self.room.head_values = self.room.head_values.max(few * value.width as usize);
         let queries = self.float(read)?;
         let queries = self.whole(queries, value.width, Rows::All);
         let (forms, converts) = self.one_form(wrote)?;
-        let spare = attend_leaves_floats(self.modes, head_dim, group, forms, self.limits.rows);
+        let spare = attend_leaves_floats(self.modes, (head_dim, group), forms, (self.limits.rows, around));
         let out = self.fresh(wrote, converts || spare)?;
         let known = self.windows.iter().position(|known| *known == window);
         let windows_at = known.unwrap_or_else(|| {
@@ -255,6 +259,7 @@ impl Lower<'_> {
         let cap = cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E);
         let source = None;
         self.both_ways |= both_ways;
+        self.around |= around;
         let unit = Attend {
             queries,
             heads,
@@ -348,9 +353,6 @@ impl Lower<'_> {
 
     fn route(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
         let Op::Route { logits, gating, bias, groups, normalise, scale, out } = *op else { return Ok(()) };
-        if groups.is_some() {
-            return Err(limits::operation("a choice of groups of experts"));
-        }
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {
@@ -370,7 +372,7 @@ impl Lower<'_> {
         let bias = bias.map(|bias| self.operand(bias));
         let (count, sets) = (from.width, Vec::new());
         let (out, router) = (choice, None);
-        let unit = Route { logits: view, count, gating, bias, normalise, scale, out, sets, router };
+        let unit = Route { logits: view, count, gating, bias, groups, normalise, scale, out, sets, router };
         self.emit(Work::Route(unit), Rows::All);
         Ok(())
     }

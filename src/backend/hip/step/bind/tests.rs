@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::*;
 use crate::backend::hip::step::scratch;
 use crate::program::{
-    Activation, Builder, ExpertRange, Gating, NormKind, Op, Output, PartKind, Residence, RopeId, RopeLayout,
-    RopeScaling, RopeSpec, State, TensorId, ValueId,
+    Activation, Builder, ExpertRange, Gating, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId,
+    RopeLayout, RopeScaling, RopeSpec, State, TensorId, ValueId,
 };
 use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
 
@@ -181,6 +181,8 @@ fn names(part: &BoundPart) -> Vec<&'static str> {
         Work::Convert(_) => "convert",
         Work::Products(_) => "products",
         Work::Heads(_) => "heads",
+        Work::ProjectHeads(_) => "project heads",
+        Work::JoinHeads(_) => "join heads",
         Work::Attend(_) => "attend",
         Work::GatedProducts(_) => "gated products",
         Work::Gate(_) => "gate",
@@ -408,6 +410,70 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
     assert_eq!(part.experts[0].ffn, 64);
 }
 
+/// A decoder with latent attention: 4 heads of 96 values and some more, of which 32 are rotated; a latent vector of 288.
+fn latent(more: usize) -> Program {
+    let mut w = Writer::new(DType::F16);
+    let x = w.embed();
+    let rope = w.rope(32);
+    w.layer(0);
+    let normed = w.norm(x);
+    let (plain, rank) = (64 + more, 288);
+    let query = w.project(normed, HEADS * (plain + 32));
+    let [latent, key] = [rank, 32].map(|width| w.project(normed, width));
+    let head_dim = (plain + 32) as u32;
+    let [plain_part, turned] =
+        [(0, plain as u32), (plain as u32, 32)].map(|(first, width)| HeadPart { head_dim, first, width });
+    let project = |w: &mut Writer, from, part: HeadPart, outputs: usize| {
+        let weight = w.matrix(HEADS * outputs, part.width as usize);
+        let out = w.builder.value(HEADS * outputs);
+        w.builder.push(Op::ProjectHeads { weight, from, part, out });
+        out
+    };
+    let of_latent = project(&mut w, query, plain_part, rank);
+    let whole = HeadPart::whole(rank as u32);
+    let join = |w: &mut Writer, heads: usize, [(first, first_part), (second, second_part)]: [_; 2]| {
+        let out = w.builder.value(heads * (32 + rank));
+        w.builder.push(Op::JoinHeads { first, first_part, second, second_part, out });
+        out
+    };
+    let q = join(&mut w, HEADS, [(query, turned), (of_latent, whole)]);
+    let k = join(&mut w, 1, [(key, HeadPart::whole(32)), (latent, whole)]);
+    let stored = (32 + rank) as u32;
+    for value in [q, k] {
+        w.builder.push(Op::Rope { rope, head_dim: stored, value });
+    }
+    let state = w.builder.state(State::Kv { heads: 1, head_dim: stored });
+    w.builder.push(Op::Store { state, keys: k, values: k });
+    let attended = w.builder.value(HEADS * stored as usize);
+    let (window, cap, sinks, both_ways) = (None, None, None, false);
+    let (scale, queries, out) = (0.125, q, attended);
+    w.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
+    let part = HeadPart { head_dim: stored, first: 32, width: rank as u32 };
+    let values = project(&mut w, attended, part, 16);
+    w.push_project(values, x, true);
+    w.head(x)
+}
+
+#[test]
+fn latent_attention_is_products_and_joins_of_heads() {
+    let found = bound(&latent(0), 100);
+    let layer = names(&found.parts[1]);
+    let count = |name: &str| layer.iter().filter(|unit| **unit == name).count();
+    assert_eq!((count("project heads"), count("join heads"), count("attend")), (2, 2, 1), "{layer:?}");
+    let attend = found.parts[1].units.iter().find_map(|unit| match &unit.work {
+        Work::Attend(attend) => Some(*attend),
+        _ => None,
+    });
+    // Heads of 320 values have kernels of their own, which take no heads that are not made, and no tiles.
+    let attend = attend.unwrap();
+    assert!((attend.head_dim, attend.source, found.group_max) == (320, None, 0), "{attend:?}");
+    let products = found.parts[1].units.iter().filter_map(|unit| match &unit.work {
+        Work::ProjectHeads(products) => Some((products.heads, products.outputs, products.from.rows.column)),
+        _ => None,
+    });
+    assert_eq!(products.collect::<Vec<_>>(), [(4, 288, 0), (4, 16, 32)]);
+}
+
 #[test]
 fn operations_without_a_kernel_are_refused_by_name() {
     let refused = |program: &Program| refuse(program).map(|error| error.to_string()).unwrap_or_default();
@@ -418,11 +484,15 @@ fn operations_without_a_kernel_are_refused_by_name() {
     let x = w.embed();
     let rope = w.rope(HEAD_DIM);
     w.layer(0);
-    let wide = w.project(x, 320);
-    w.builder.push(Op::Rope { rope, head_dim: 320, value: wide });
+    let wide = w.project(x, 640);
+    w.builder.push(Op::Rope { rope, head_dim: 640, value: wide });
     w.push_project(wide, x, true);
     let text = refused(&w.head(x));
-    assert_eq!(text, "the hip backend cannot run attention of heads of 320 values");
+    assert_eq!(text, "the hip backend cannot run attention of heads of 640 values");
+    assert_eq!(
+        refused(&latent(2)),
+        "the hip backend cannot run products of heads of 98 values, of which the part begins at 0"
+    );
     // A gate over two products, and one over a value that others read too.
     for shared in [false, true] {
         let mut w = Writer::new(DType::F16);

@@ -2,7 +2,9 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
-use crate::program::{Activation, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId};
+use crate::program::{
+    Activation, ExpertGroups, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId,
+};
 use crate::tensor::DType;
 
 /// Number of a resident tensor in its part, in order of first use.
@@ -90,6 +92,10 @@ pub enum Work {
     Products(Products),
     /// Norms of heads, rotation, and the store to KV pages.
     Heads(Heads),
+    /// Products of a matrix for each head.
+    ProjectHeads(ProjectHeads),
+    /// Heads of two parts.
+    JoinHeads(JoinHeads),
     /// Attention.
     Attend(Attend),
     /// Two products and their gate.
@@ -235,6 +241,47 @@ pub struct Kv {
     pub heads: u32,
 }
 
+/// The same part of each head of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsView {
+    /// The part of the first head.
+    pub rows: View,
+    /// Values from head to head.
+    pub head_dim: u32,
+    /// Values of the part.
+    pub width: u32,
+}
+
+/// `out[h] = W[h] (part of head h)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProjectHeads {
+    /// The input.
+    pub from: HeadsView,
+    /// Number of heads.
+    pub heads: u32,
+    /// The matrices of all heads, one after the other.
+    pub weight: Operand,
+    /// Element type.
+    pub dtype: DType,
+    /// Outputs of a head.
+    pub outputs: u32,
+    /// Rows to write, without gaps.
+    pub out: View,
+}
+
+/// `out[h] = (part of first[h], part of second[h])`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinHeads {
+    /// The first part.
+    pub first: HeadsView,
+    /// The second part.
+    pub second: HeadsView,
+    /// Number of heads.
+    pub heads: u32,
+    /// Rows to write, without gaps.
+    pub out: View,
+}
+
 /// Attention of all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
@@ -248,7 +295,7 @@ pub struct Attend {
     pub kv: Kv,
     /// Factor of scores, in units of log2.
     pub scale: f32,
-    /// Most tokens that a row sees; 0 for all.
+    /// Most tokens that a row sees; 0 for all. Half of them lie after its own if it sees later ones.
     pub window: u32,
     /// A row sees the later tokens of its sequence in the step too.
     pub both_ways: bool,
@@ -265,6 +312,13 @@ pub struct Attend {
     /// Heads that it attends with, if no other unit makes or reads them. Where each row is alone in its sequence, attention
     /// makes them itself.
     pub source: Option<Heads>,
+}
+
+impl Attend {
+    /// Whether its window looks both ways.
+    pub fn is_around(&self) -> bool {
+        self.both_ways && self.window > 0
+    }
 }
 
 /// `activation(gate x) * (up x)`.
@@ -314,6 +368,8 @@ pub struct Route {
     pub gating: Gating,
     /// Added to the chances for the choice.
     pub bias: Option<Operand>,
+    /// Runs of experts of which the best ones count.
+    pub groups: Option<ExpertGroups>,
     /// Divides the weights by their sum.
     pub normalise: bool,
     /// Factor of the weights, applied last.
@@ -453,6 +509,12 @@ impl Work {
             Self::Convert(convert) => of(&[convert.home], &[], &[]),
             Self::Products(products) => of(&[products.from], &[Some(products.out)], &[]),
             Self::Heads(heads) => of(&[], &[Some(heads.from), heads.queries.map(|(_, view)| view)], &[]),
+            Self::ProjectHeads(ProjectHeads { from, out, .. }) => {
+                of(&[], &[Some(from.rows), Some(*out)], &[])
+            }
+            Self::JoinHeads(JoinHeads { first, second, out, .. }) => {
+                of(&[], &[Some(first.rows), Some(second.rows), Some(*out)], &[])
+            }
             Self::Attend(Attend { queries, out, source, .. }) => {
                 of(&[*out], &[Some(*queries), source.map(|heads| heads.from)], &[])
             }

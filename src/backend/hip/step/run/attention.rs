@@ -8,7 +8,7 @@ use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
 use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX};
 use crate::backend::hip::step::Modes;
-use crate::backend::hip::step::bind::{Attend, Form, Wanted};
+use crate::backend::hip::step::bind::{Attend, Form, Wanted, is_wide};
 use crate::backend::hip::step::scratch::{SPLITS_MAX, padded};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType};
@@ -93,8 +93,14 @@ pub(super) fn tiles_write_halves(modes: Modes) -> bool {
     modes.kv == KvType::F16 && !modes.tiled()
 }
 
-/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows.
-pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
+/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows. `around`: a window looks both
+/// ways, so that few rows are in tiles too.
+pub fn attend_leaves_floats(
+    modes: Modes,
+    (head_dim, group): (u32, u32),
+    forms: Wanted,
+    (rows, around): (usize, bool),
+) -> bool {
     let decode = |form| match form {
         Some(Form::A8) => !writes_a8(modes.kv, head_dim, group),
         Some(Form::Half) => !writes_halves(modes.kv, head_dim),
@@ -106,10 +112,14 @@ pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Want
         Some(Form::Float) | None => false,
     };
     let many = forms.many.only();
+    if is_wide(head_dim) {
+        // Their kernel writes no other form.
+        return [forms.few.only(), many].into_iter().flatten().any(|form| form != Form::Float);
+    }
     // Also many rows may be decoded: one of a sequence each.
     decode(forms.few.only())
         || decode(many)
-        || rows >= modes.thresholds().tiled_from
+        || (around || rows >= modes.thresholds().tiled_from)
             && group <= TILE_QUERIES
             && (tiles(many) || tiles(forms.few.only()))
 }
@@ -123,6 +133,9 @@ impl Run<'_> {
             self.heads(&heads, rows, weights)?;
         }
         let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
+        if is_wide(unit.head_dim) {
+            return self.attend_wide(unit, rows, form, weights);
+        }
         let group = unit.heads / unit.kv.heads.max(1);
         let (modes, kv) = (self.bound.modes, self.bound.modes.kv);
         let tiles = self.layout.tiles > 0 && group <= TILE_QUERIES;

@@ -14,7 +14,7 @@ use crate::backend::hip::step::bind::{
 };
 use crate::backend::hip::step::scratch::padded;
 use crate::backend::hip::{DevicePtr, Grid};
-use crate::program::Gating;
+use crate::program::{ExpertGroups, Gating};
 use crate::tensor::DType;
 
 /// One matrix of a layer's experts (gate, up or down): all of one type and size, found through an address table.
@@ -64,7 +64,33 @@ impl Run<'_> {
             normalise: u32::from(unit.normalise),
             sigmoid: u32::from(unit.gating == Gating::Sigmoid),
         };
-        Ok(self.device.launch(self.stream, kernels::Route::route, Grid::x(rows), &arguments)?)
+        match unit.groups {
+            Some(groups) => self.route_groups(groups, rows, &arguments),
+            None => Ok(self.device.launch(self.stream, kernels::Route::route, Grid::x(rows), &arguments)?),
+        }
+    }
+
+    /// Chooses experts of the best groups. `of` has the arguments of a choice without groups.
+    fn route_groups(&self, groups: ExpertGroups, rows: u32, of: &kernels::Route) -> Result<(), BackendError> {
+        let arguments = kernels::RouteGroups {
+            logits: of.logits,
+            bias: of.bias,
+            row_seq: of.row_seq,
+            table: of.table,
+            experts: of.experts,
+            weights: of.weights,
+            absent: of.absent,
+            scale: of.scale,
+            rows,
+            count: of.count,
+            used: of.used,
+            normalise: of.normalise,
+            sigmoid: of.sigmoid,
+            groups: groups.count,
+            groups_used: groups.used,
+        };
+        let kernel = kernels::RouteGroups::route_groups;
+        Ok(self.device.launch(self.stream, kernel, Grid::x(rows), &arguments)?)
     }
 
     /// Whether one launch norms the rows, makes the logits and chooses: it makes 8-bit rows, and others none.

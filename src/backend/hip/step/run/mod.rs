@@ -8,6 +8,7 @@ mod heads;
 mod prefill;
 mod product;
 mod rows;
+mod wide;
 
 pub use attention::{attend_leaves_floats, splits_of};
 pub use experts::ExpertTable;
@@ -91,6 +92,8 @@ impl Run<'_> {
             Work::Convert(convert) => self.convert_all(convert, rows),
             Work::Products(products) => self.side_by_side(products, rows, weights),
             Work::Heads(heads) => self.heads(heads, rows, weights),
+            Work::ProjectHeads(heads) => self.project_heads(heads, rows, weights),
+            Work::JoinHeads(heads) => self.join_heads(heads, rows),
             Work::Attend(attend) => self.attend(attend, rows, weights),
             Work::GatedProducts(gated) => self.gated_products(gated, rows, weights),
             Work::Gate(gate) => self.gate(gate, rows, &Biases::NONE),

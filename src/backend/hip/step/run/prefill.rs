@@ -2,7 +2,9 @@
 
 use super::Run;
 use crate::backend::hip::kernels::Kernel;
+use crate::backend::hip::kernels::heads::AttnAround;
 use crate::backend::hip::kernels::ops::AttnPrefill;
+use crate::backend::hip::kernels::thresholds::Order;
 use crate::backend::hip::step::bind::Attend;
 use crate::backend::hip::step::scratch::Scratch;
 use crate::backend::hip::{Buffer, DevicePtr, Grid};
@@ -25,11 +27,12 @@ const SPLITS_OF_SHARE: u32 = 2;
 
 /// Number of the first rows that are one of a sequence each, and the tiles of the others. Of each tile: first row and row count;
 /// the slowest comes first. At most `group` query heads share a KV head. No tiles, and all rows alone, for group 0, for groups above
-/// [`TILE_QUERIES`], and if no tile would have two rows.
-pub fn tiles(group: u32, batch: &StepBatch<'_>) -> (usize, Vec<[u32; 2]>) {
+/// [`TILE_QUERIES`], and if no tile would have two rows. With `around` no row is alone: only tiles see windows that look both
+/// ways.
+pub fn tiles(group: u32, batch: &StepBatch<'_>, around: bool) -> (usize, Vec<[u32; 2]>) {
     let rows_max = TILE_QUERIES.checked_div(group).unwrap_or(0);
     let mut tiles: Vec<[u32; 2]> = Vec::new();
-    if rows_max < 2 {
+    if rows_max < 2 && !(around && rows_max == 1) {
         return (batch.positions.len(), tiles);
     }
     let rows = batch.positions.iter().zip(batch.row_sequences);
@@ -42,7 +45,7 @@ pub fn tiles(group: u32, batch: &StepBatch<'_>) -> (usize, Vec<[u32; 2]>) {
             _ => tiles.push([row, 1]),
         }
     }
-    let alone = tiles.iter().take_while(|[_, count]| *count == 1).count();
+    let alone = tiles.iter().take_while(|[_, count]| *count == 1 && !around).count();
     tiles.drain(..alone);
     let end = |tile: &[u32; 2]| batch.positions.get((tile[0] + tile[1] - 1) as usize).copied();
     tiles.sort_by_key(|tile| std::cmp::Reverse(end(tile)));
@@ -80,7 +83,11 @@ impl Run<'_> {
         let room = |buffer: &Buffer, words: u32| buffer.len() / (4 * words) as usize;
         let parts = room(part_values, TILE_QUERIES * unit.head_dim).min(room(part_stats, TILE_QUERIES * 2));
         let room = parts.min(room(counters, 1)) as u32;
-        let shares = shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room);
+        let shares = match self.bound.modes.order {
+            Order::ByRows => shares_of(tiles * unit.kv.heads, self.splits(unit.windows_at), room),
+            // Windows that look both ways have tiles then too, and a share's end depends on other rows.
+            Order::Fixed => 1,
+        };
         let arguments = AttnPrefill {
             q: self.at(unit.queries),
             tiles: self.places.tiles,
@@ -106,6 +113,45 @@ impl Run<'_> {
         };
         let threads = WAVES * self.device.description().wave;
         let grid = Grid::xyz(unit.kv.heads, tiles, shares).threads(threads);
+        if unit.is_around() {
+            return self.attend_around(unit, grid, &arguments);
+        }
+        Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
+    }
+}
+
+impl Run<'_> {
+    /// Attends to tiles within a window that looks both ways. `of` has the arguments of other windows.
+    fn attend_around(&self, unit: &Attend, grid: Grid, of: &AttnPrefill) -> Result<(), BackendError> {
+        let kernel: Kernel<AttnAround> = match (self.bound.modes.kv, unit.head_dim) {
+            (KvType::F16, 64) => AttnAround::attn_around_f16_64,
+            (KvType::F16, _) => AttnAround::attn_around_f16_any,
+            (KvType::F32, _) => AttnAround::attn_around_f32_any,
+        };
+        let arguments = AttnAround {
+            q: of.q,
+            tiles: of.tiles,
+            positions: self.places.positions,
+            ends: self.places.ends,
+            row_seq: of.row_seq,
+            page_tables: of.page_tables,
+            page_base: of.page_base,
+            out: of.out,
+            out16: of.out16,
+            row_scales: of.row_scales,
+            part_values: of.part_values,
+            part_stats: of.part_stats,
+            counters: of.counters,
+            sinks: of.sinks,
+            layer_offset: of.layer_offset,
+            scale: of.scale,
+            cap: of.cap,
+            n_heads: of.n_heads,
+            n_kv_heads: of.n_kv_heads,
+            head_dim: of.head_dim,
+            table_stride: of.table_stride,
+            window: of.window,
+        };
         Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
     }
 }
@@ -126,9 +172,14 @@ mod tests {
             page_table_stride: 1,
             logits_rows: &[],
         };
-        assert_eq!(tiles(16, &batch), (2, vec![[7, 2], [9, 1], [6, 1], [2, 4]]));
-        assert_eq!(tiles(64, &batch), (10, vec![]), "a tile would have one row");
-        assert_eq!(tiles(0, &batch), (10, vec![]));
+        assert_eq!(tiles(16, &batch, false), (2, vec![[7, 2], [9, 1], [6, 1], [2, 4]]));
+        assert_eq!(tiles(64, &batch, false), (10, vec![]), "a tile would have one row");
+        assert_eq!(tiles(0, &batch, false), (10, vec![]));
+        let (alone, all) = tiles(16, &batch, true);
+        assert_eq!((alone, all), (0, vec![[7, 2], [1, 1], [0, 1], [9, 1], [6, 1], [2, 4]]));
+        let (alone, all) = tiles(64, &batch, true);
+        assert!(alone == 0 && all.len() == 10 && all.iter().all(|tile| tile[1] == 1), "{all:?}");
+        assert_eq!(tiles(65, &batch, true), (10, vec![]));
     }
 
     #[test]

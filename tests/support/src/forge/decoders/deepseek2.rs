@@ -5,14 +5,32 @@ use super::{DIMS, Dims, EPSILON, Forge, Random, TRAINED, Value, Weights, scaled,
 const EXPERTS: u64 = 8;
 const EXPERT_FFN: u64 = 32;
 const SHARED: u64 = 2;
-/// Width of the latent vector, and of compressed queries.
-const RANK: u64 = 24;
+/// Width of compressed queries.
 const QUERY_RANK: u64 = 40;
-/// Values of a head's query: not rotated, and rotated; and of a head's result.
-const PLAIN: u64 = 16;
-const ROTATED: u64 = 8;
-const RESULT: u64 = 12;
-const DEEPSEEK: Dims = Dims { layers: 3, kv_heads: 1, head_dim: RANK + ROTATED, rotated: ROTATED, ..DIMS };
+
+/// Widths of latent attention.
+#[derive(Clone, Copy)]
+struct Latent {
+    heads: u64,
+    /// Width of the latent vector.
+    rank: u64,
+    /// Values of a head's query: not rotated, and rotated; and of a head's result.
+    plain: u64,
+    rotated: u64,
+    result: u64,
+}
+
+const SMALL: Latent = Latent { heads: DIMS.heads, rank: 24, plain: 16, rotated: 8, result: 12 };
+
+/// The heads of GLM 4.7 Flash; those of DeepSeek's models are as wide.
+const WIDE: Latent = Latent { heads: 20, rank: 512, plain: 128, rotated: 64, result: 128 };
+
+impl Latent {
+    fn dims(&self) -> Dims {
+        let &Self { heads, rank, rotated, .. } = self;
+        Dims { layers: 3, heads, kv_heads: 1, head_dim: rank + rotated, rotated, ..DIMS }
+    }
+}
 
 pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     // As in DeepSeek's files, a tenth of what the model was trained with.
@@ -22,6 +40,7 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
         ("original_context_length", Value::u32(TRAINED)),
         ("yarn_log_multiplier", Value::f32(0.0707)),
     ];
+    let decoder = |seed, large| decoder(seed, large, SMALL);
     let sigmoid = with(decoder(182, true), "expert_gating_func", Value::u32(2));
     let sigmoid = with(sigmoid, "expert_weights_norm", Value::bool(true));
     let sigmoid = with(sigmoid, "expert_weights_scale", Value::f32(1.5));
@@ -35,14 +54,20 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     ]
 }
 
+/// A decoder whose heads are as wide as those of real models.
+pub(super) fn wide() -> Forge {
+    decoder(184, true, WIDE)
+}
+
 /// `large`: with compressed queries, and a bias of experts' chances.
-fn decoder(seed: u64, large: bool) -> Forge {
-    let (mut forge, vocab) = start(seed, "deepseek2", DEEPSEEK);
+fn decoder(seed: u64, large: bool, latent: Latent) -> Forge {
+    let dims = latent.dims();
+    let (mut forge, vocab) = start(seed, "deepseek2", dims);
     for (name, value) in [
-        ("attention.value_length", RANK),
-        ("attention.key_length_mla", PLAIN + ROTATED),
-        ("attention.value_length_mla", RESULT),
-        ("attention.kv_lora_rank", RANK),
+        ("attention.value_length", latent.rank),
+        ("attention.key_length_mla", latent.plain + latent.rotated),
+        ("attention.value_length_mla", latent.result),
+        ("attention.kv_lora_rank", latent.rank),
         ("expert_count", EXPERTS),
         ("expert_used_count", 3),
         ("expert_feed_forward_length", EXPERT_FFN),
@@ -56,19 +81,21 @@ fn decoder(seed: u64, large: bool) -> Forge {
     let forge = with(forge, "attention.q_lora_rank", Value::u32(queries as u32));
     let forge = with(forge, "attention.layer_norm_rms_epsilon", Value::f32(EPSILON));
     let mut weights = Weights { forge, random: Random(seed) };
-    weights.embedding(DEEPSEEK.hidden, vocab, false);
-    (0..DEEPSEEK.layers).for_each(|index| layer(&mut weights, index, large));
-    weights.norm("output_norm.weight", DEEPSEEK.hidden);
-    weights.matrix("output.weight", &[DEEPSEEK.hidden, vocab], 2.5);
+    weights.embedding(dims.hidden, vocab, false);
+    (0..dims.layers).for_each(|index| layer(&mut weights, index, large, latent));
+    weights.norm("output_norm.weight", dims.hidden);
+    weights.matrix("output.weight", &[dims.hidden, vocab], 2.5);
     weights.forge
 }
 
-fn layer(weights: &mut Weights, index: u32, large: bool) {
+fn layer(weights: &mut Weights, index: u32, large: bool, latent: Latent) {
+    let dims = latent.dims();
+    let Latent { heads, rank, plain, rotated, result } = latent;
     let layer = format!("blk.{index}");
     let name = |part: &str| format!("{layer}.{part}.weight");
-    let (hidden, heads) = (DEEPSEEK.hidden, DEEPSEEK.heads);
+    let hidden = dims.hidden;
     weights.norm(&name("attn_norm"), hidden);
-    let width = heads * (PLAIN + ROTATED);
+    let width = heads * (plain + rotated);
     if large {
         weights.matrix(&name("attn_q_a"), &[hidden, QUERY_RANK], 1.5);
         weights.norm(&name("attn_q_a_norm"), QUERY_RANK);
@@ -76,14 +103,14 @@ fn layer(weights: &mut Weights, index: u32, large: bool) {
     } else {
         weights.matrix(&name("attn_q"), &[hidden, width], 2.0);
     }
-    weights.matrix(&name("attn_kv_a_mqa"), &[hidden, RANK + ROTATED], 1.5);
-    weights.norm(&name("attn_kv_a_norm"), RANK);
-    weights.matrix(&name("attn_k_b"), &[PLAIN, RANK, heads], 1.5);
-    weights.matrix(&name("attn_v_b"), &[RANK, RESULT, heads], 1.0);
-    weights.linear(&format!("{layer}.attn_output"), [heads * RESULT, hidden], 1.0, false);
+    weights.matrix(&name("attn_kv_a_mqa"), &[hidden, rank + rotated], 1.5);
+    weights.norm(&name("attn_kv_a_norm"), rank);
+    weights.matrix(&name("attn_k_b"), &[plain, rank, heads], 1.5);
+    weights.matrix(&name("attn_v_b"), &[rank, result, heads], 1.0);
+    weights.linear(&format!("{layer}.attn_output"), [heads * result, hidden], 1.0, false);
     weights.norm(&name("ffn_norm"), hidden);
     if index == 0 {
-        return weights.gated(&layer, DEEPSEEK, false);
+        return weights.gated(&layer, dims, false);
     }
     weights.experts(&layer, hidden, EXPERT_FFN, EXPERTS);
     if large {
