@@ -1,5 +1,6 @@
 //! An engine's device state: the backend, the hosted models, their weights, and the loads that clients requested.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,14 +30,14 @@ pub(super) struct Device {
     pub keeper: Option<Arc<dyn PrefixKeeper>>,
     /// Pages of parked sequences.
     pub host: HostMemory,
-    /// The part that was loaded before all others since its model's last complete step.
-    loaded_first: Option<PartId>,
+    /// Parts that were loaded before all others since a step of their model was complete or failed.
+    loaded_first: BTreeSet<PartId>,
 }
 
 impl Device {
     pub fn new(backend: Box<dyn Backend>, keeper: Option<Arc<dyn PrefixKeeper>>, host: HostMemory) -> Self {
         let (residency, models, loads) = Default::default();
-        Self { backend, residency, models, loads, keeper, host, loaded_first: None }
+        Self { backend, residency, models, loads, keeper, host, loaded_first: BTreeSet::new() }
     }
 
     /// Hosts a model without loading anything.
@@ -156,6 +157,7 @@ impl Device {
                 tracing::warn!(%error, "weights are freed on a device that does not answer");
             }
             self.residency.leave(id);
+            self.step_over(id);
         }
     }
 
@@ -210,7 +212,7 @@ impl Device {
     /// there split memory that would be enough: a head of 29 MiB found no room in 47 of 64 MiB. Tried once for a step.
     fn load_first(&mut self, part: PartId, error: &BackendError) -> Result<bool, BackendError> {
         let enough = error.needs().is_some_and(|(_, bytes)| bytes <= self.backend.memory().available());
-        if !enough || self.loaded_first.replace(part) == Some(part) {
+        if !enough || !self.loaded_first.insert(part) {
             return Ok(false);
         }
         tracing::debug!(
@@ -226,9 +228,9 @@ impl Device {
         }
     }
 
-    /// A step of the model is complete.
-    pub fn step_done(&mut self, id: ModelId) {
-        self.loaded_first.take_if(|part| part.model == id);
+    /// A step of the model is complete, or has failed.
+    pub fn step_over(&mut self, id: ModelId) {
+        self.loaded_first.retain(|part| part.model != id);
     }
 
     /// Whether an eviction made room, or one of the model's own weights does.

@@ -180,16 +180,13 @@ impl Device {
         let (first, model) = (sequence.kv.known_tokens() / KV_PAGE_TOKENS, sequence.request.model);
         let Some(hosted) = self.models.get(model) else { return Ok(0) };
         let model = Arc::clone(&hosted.model);
-        let (mut at, mut slot) = (first, None);
+        let slot = self.open(&model, facts, schedule)?;
+        let mut at = first;
         while let Some(Returning { model: of, uid, tokens, page }) = schedule.returning(id, at) {
-            let slot = match slot {
-                Some(slot) => slot,
-                None => *slot.insert(self.open(&model, facts, schedule)?),
-            };
             let Some(to) = schedule.kv_mut().take(of, uid) else { break };
             self.swap_out(schedule); // what was evicted for it
             if let Err(error) = self.backend.write_page(slot, to, &page.bytes) {
-                schedule.kv_mut().untake(of, uid, to);
+                schedule.kv_mut().drop_page(of, uid, to);
                 return Err(error);
             }
             let (stem, tokens) = tokens.split_at(at * KV_PAGE_TOKENS);

@@ -1,12 +1,11 @@
 //! Attention within a window that looks both ways, in tiles.
 
 use half::f16;
+use rocmforge::backend::hip::DevicePtr;
 use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::heads::AttnAround;
-use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, Rows, Scores, scale, set_far};
-use crate::forms::X16;
+use crate::attending::{CAP, Rows, Scores, Tiled, scale, set_far};
 use crate::pages::{Cache, Element, Heads, attend};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -68,40 +67,27 @@ impl<E: Element> Case<E> {
     fn run(&mut self, rig: &Rig, kernel: Kernel<AttnAround>, tile_rows: usize, shares: u32) -> Vec<f32> {
         let Self { rows, ends, cache } = self;
         let heads = rows.heads;
-        let mut tiles: Vec<[u32; 2]> = Vec::new();
-        for row in 0..rows.len() {
-            let same = |first: u32| rows.sequences[row] == rows.sequences[first as usize];
-            match tiles.last_mut() {
-                Some([first, count]) if (*count as usize) < tile_rows && same(*first) => *count += 1,
-                _ => tiles.push([row as u32, 1]),
-            }
-        }
+        let tiled = Tiled::new(rig, rows, tile_rows, shares, size_of::<E>() == 2);
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
         let [positions, ends, row_seq] =
             [&rows.positions, &*ends, &rows.sequences].map(|all| rig.upload(all));
-        let (q, places) = (rig.upload(&rows.q), rig.upload(&tiles));
-        let out = rig.output::<f32>(rows.len() * heads.cols());
-        let x16 = X16::new(rig, rows.len(), heads.cols());
-        let parts = tiles.len() * heads.kv * shares as usize * 64;
-        let (values, stats) = (rig.output::<f32>(parts * heads.dim), rig.output::<f32>(parts * 2));
-        let counters = rig.upload(&vec![0u32; tiles.len() * heads.kv]);
+        let q = rig.upload(&rows.q);
         let sinks = rows.upload_sinks(rig);
-        let halves = size_of::<E>() == 2;
         let arguments = AttnAround {
             q: q.ptr(),
-            tiles: places.ptr(),
+            tiles: tiled.tiles.ptr(),
             positions: positions.ptr(),
             ends: ends.ptr(),
             row_seq: row_seq.ptr(),
             page_tables: device.tables.ptr(),
             page_base: device.bases.ptr(),
-            out: out.ptr(),
-            out16: if halves { x16.values.ptr() } else { DevicePtr::NULL },
-            row_scales: x16.scales.ptr(),
-            part_values: values.ptr(),
-            part_stats: stats.ptr(),
-            counters: counters.ptr(),
+            out: tiled.out.ptr(),
+            out16: tiled.out16(),
+            row_scales: tiled.x16.scales.ptr(),
+            part_values: tiled.values.ptr(),
+            part_stats: tiled.stats.ptr(),
+            counters: tiled.counters.ptr(),
             sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
             layer_offset,
             scale: scale(heads),
@@ -112,16 +98,8 @@ impl<E: Element> Case<E> {
             table_stride,
             window: rows.window as u32,
         };
-        let grid = Grid::xyz(heads.kv as u32, tiles.len() as u32, shares);
-        let grid = grid.threads(4 * rig.device.description().wave);
-        rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
-        assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0));
-        let got = rig.download::<f32>(&out);
-        if halves {
-            let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
-            x16.check_unscaled(rig, &want, heads.cols());
-        }
-        got
+        rig.device.launch(&rig.stream, kernel, tiled.grid, &arguments).unwrap();
+        tiled.results(rig, heads)
     }
 
     /// Compares each row with f64 over the positions from `window / 2` before its own to as many after it, in its text.

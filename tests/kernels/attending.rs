@@ -1,9 +1,10 @@
 //! Rows that attend to tokens of KV pages, and what f64 says of them.
 
-use rocmforge::backend::hip::Buffer;
 use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::AttnDecode;
+use rocmforge::backend::hip::{Buffer, DevicePtr, Grid};
 
+use crate::forms::X16;
 use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
 use crate::random::Random;
 use crate::rig::Rig;
@@ -154,5 +155,60 @@ impl Rows {
                 );
             }
         }
+    }
+}
+
+/// Tiles of neighbouring rows for prefill attention, with scratch for the workgroups that share them, and room for results.
+pub struct Tiled {
+    pub tiles: Buffer,
+    pub out: Buffer,
+    pub x16: X16,
+    pub values: Buffer,
+    pub stats: Buffer,
+    pub counters: Buffer,
+    pub grid: Grid,
+    halves: bool,
+}
+
+impl Tiled {
+    /// Tiles of at most `tile_rows` rows, each of which `shares` workgroups share. With `halves`, f16 results are wanted too.
+    pub fn new(rig: &Rig, rows: &Rows, tile_rows: usize, shares: u32, halves: bool) -> Self {
+        let heads = rows.heads;
+        let mut tiles: Vec<[u32; 2]> = Vec::new();
+        for row in 0..rows.len() {
+            let same = |first: u32| rows.sequences[row] == rows.sequences[first as usize];
+            match tiles.last_mut() {
+                Some([first, count]) if (*count as usize) < tile_rows && same(*first) => *count += 1,
+                _ => tiles.push([row as u32, 1]),
+            }
+        }
+        let parts = tiles.len() * heads.kv * shares as usize * 64;
+        let grid = Grid::xyz(heads.kv as u32, tiles.len() as u32, shares);
+        Self {
+            tiles: rig.upload(&tiles),
+            out: rig.output::<f32>(rows.len() * heads.cols()),
+            x16: X16::new(rig, rows.len(), heads.cols()),
+            values: rig.output::<f32>(parts * heads.dim),
+            stats: rig.output::<f32>(parts * 2),
+            counters: rig.upload(&vec![0u32; tiles.len() * heads.kv]),
+            grid: grid.threads(4 * rig.device.description().wave),
+            halves,
+        }
+    }
+
+    /// Address of the f16 results, if they are wanted.
+    pub fn out16(&self) -> DevicePtr<u16> {
+        if self.halves { self.x16.values.ptr() } else { DevicePtr::NULL }
+    }
+
+    /// f32 results of a launch, after a look at its counters and f16 results.
+    pub fn results(&self, rig: &Rig, heads: Heads) -> Vec<f32> {
+        assert!(rig.download::<u32>(&self.counters).iter().all(|count| *count == 0));
+        let got = rig.download::<f32>(&self.out);
+        if self.halves {
+            let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
+            self.x16.check_unscaled(rig, &want, heads.cols());
+        }
+        got
     }
 }

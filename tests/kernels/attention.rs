@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, DECODES, Rows, Scores, scale, set_far};
+use crate::attending::{CAP, DECODES, Rows, Scores, Tiled, scale, set_far};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -225,40 +225,24 @@ fn prefill<E: Element>(
     halves: bool,
 ) -> Vec<f32> {
     let heads = rows.heads;
-    let mut tiles: Vec<[u32; 2]> = Vec::new();
-    for row in 0..rows.len() {
-        match tiles.last_mut() {
-            Some([first, count])
-                if (*count as usize) < tile_rows
-                    && rows.sequences[row] == rows.sequences[*first as usize] =>
-            {
-                *count += 1;
-            }
-            _ => tiles.push([row as u32, 1]),
-        }
-    }
+    let tiled = Tiled::new(rig, rows, tile_rows, shares, halves);
     let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
     let device = cache.upload(rig);
-    let inputs =
-        (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences), rig.upload(&tiles));
-    let (out, x16) = (rig.output::<f32>(rows.len() * heads.cols()), X16::new(rig, rows.len(), heads.cols()));
-    let parts = tiles.len() * heads.kv * shares as usize * 64;
-    let (values, stats) = (rig.output::<f32>(parts * heads.dim), rig.output::<f32>(parts * 2));
-    let counters = rig.upload(&vec![0u32; tiles.len() * heads.kv]);
+    let inputs = (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences));
     let sinks = rows.upload_sinks(rig);
     let arguments = AttnPrefill {
         q: inputs.0.ptr(),
-        tiles: inputs.3.ptr(),
+        tiles: tiled.tiles.ptr(),
         positions: inputs.1.ptr(),
         row_seq: inputs.2.ptr(),
         page_tables: device.tables.ptr(),
         page_base: device.bases.ptr(),
-        out: out.ptr(),
-        out16: if halves { x16.values.ptr() } else { DevicePtr::NULL },
-        row_scales: x16.scales.ptr(),
-        part_values: values.ptr(),
-        part_stats: stats.ptr(),
-        counters: counters.ptr(),
+        out: tiled.out.ptr(),
+        out16: tiled.out16(),
+        row_scales: tiled.x16.scales.ptr(),
+        part_values: tiled.values.ptr(),
+        part_stats: tiled.stats.ptr(),
+        counters: tiled.counters.ptr(),
         sinks: sinks.as_ref().map_or(DevicePtr::NULL, |sinks| sinks.ptr()),
         layer_offset,
         scale: scale(heads),
@@ -269,16 +253,8 @@ fn prefill<E: Element>(
         table_stride,
         window: rows.window as u32,
     };
-    let grid =
-        Grid::xyz(heads.kv as u32, tiles.len() as u32, shares).threads(4 * rig.device.description().wave);
-    rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
-    assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0));
-    let got = rig.download::<f32>(&out);
-    if halves {
-        let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
-        x16.check_unscaled(rig, &want, heads.cols());
-    }
-    got
+    rig.device.launch(&rig.stream, kernel, tiled.grid, &arguments).unwrap();
+    tiled.results(rig, heads)
 }
 
 fn check_prefill<E: Element>(

@@ -105,7 +105,7 @@ impl Core {
         }
         match result {
             Ok(Stretch::Done(sampled, rows, load)) => {
-                self.device.step_done(step.model);
+                self.device.step_over(step.model);
                 self.deliver(&step, sampled, &rows, load + paused.waited)
             }
             Ok(Stretch::Unreadable(error)) => self.fail_model(step.model, error),
@@ -363,6 +363,7 @@ impl Core {
             Ok(false) => {
                 let error = self.device.no_room(step.model, error);
                 tracing::warn!(model = step.model.0, %error, "a step failed: the device has no room for it");
+                self.device.step_over(step.model);
                 for work in &step.work {
                     self.fail(work.id, error.clone());
                 }

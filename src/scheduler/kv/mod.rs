@@ -256,7 +256,8 @@ impl Kv {
         }
     }
 
-    fn drop_page(&mut self, model: ModelId, uid: u32, page: u32) {
+    /// Gives a page back that was taken.
+    pub fn drop_page(&mut self, model: ModelId, uid: u32, page: u32) {
         let Some(pool) = self.pools.get_mut(&model) else { return };
         if let Left::Free(uid) = pool.drop(page, uid) {
             discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
@@ -339,11 +340,6 @@ impl Kv {
             return Err(error);
         }
         Ok(self.enter_page((model, uid), stem, tokens, page))
-    }
-
-    /// Gives a page back that was taken, and that nobody else knows of.
-    pub fn untake(&mut self, model: ModelId, uid: u32, page: u32) {
-        self.drop_page(model, uid, page);
     }
 
     /// Enters a page that was taken and filled into a user's tree, after the whole pages of `stem`. False, and the page is free,

@@ -90,13 +90,13 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// As [`run`], for the check: the packages of these programs. Returns the folder and its files.
+/// As [`run`], for the check: packages these programs as they are built. Returns the files.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_with(programs: Programs, out: PathBuf) -> Result<Vec<PathBuf>> {
     let release = Release::of(host::root(), out)?;
-    let written = write(&release, programs, true)?;
+    let written = write(&release, programs, false)?;
     Ok(written.into_iter().map(|file| release.out.join(file.name)).collect())
 }
 

@@ -60,7 +60,7 @@ impl Sizes {
         let Thresholds { half_from, expanded_from, .. } = bound.modes.thresholds();
         let many = rows >= half_from && bound.modes.activations == ActivationType::Int8;
         let expands = many && expanded_from.is_some_and(|from| bound.room.floats || rows >= from);
-        let crate::backend::hip::step::Modes { unit, order, .. } = bound.modes;
+        let (unit, order) = (bound.modes.unit, bound.modes.order);
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
         let slab = [(expands, slab), (many, choice::gemm_parts(unit, order, bound.room.sums, rows))];
         let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
