@@ -1,6 +1,7 @@
 //! `rocmforged`: parses arguments, starts the log, reads the configuration; the library does the rest.
 
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +11,7 @@ use rocmforge::backend::doctor;
 use rocmforge::daemon::arguments::Arguments;
 use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
 use rocmforge::model::template;
+use rocmforge::socket::tell_waiting;
 
 fn main() -> ExitCode {
     // Fails for no valid set. Started by the daemon's thread for it, this process would take no signal.
@@ -23,16 +25,21 @@ fn main() -> ExitCode {
         return doctor::child_main();
     }
     let arguments = Arguments::parse();
-    match serve(arguments) {
+    let mut listener = None;
+    match serve(arguments, &mut listener) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
+            if let Some(listener) = listener.filter(|_| error.is_for_a_person()) {
+                tell_clients(&error, listener);
+            }
             ExitCode::from(error.exit_status())
         }
     }
 }
 
-fn serve(arguments: Arguments) -> Result<(), DaemonError> {
+/// Serves until the end. `listener` gets systemd's socket, for the case that nobody will be served.
+fn serve(arguments: Arguments, listener: &mut Option<OwnedFd>) -> Result<(), DaemonError> {
     let source = ConfigSource {
         file: arguments.config,
         socket: arguments.socket.map(absolute),
@@ -41,7 +48,14 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     // A file that passes the check is one that a reload takes too.
     let read = if arguments.check_config { source.reload() } else { source.load() };
     daemon::logging::start(&read.as_ref().map(|(config, _)| config.log.clone()).unwrap_or_default());
-    let (config, origins) = read?;
+    let (config, origins) = match read {
+        Ok(read) => read,
+        Err(error) if arguments.check_config => return Err(error.into()),
+        Err(error) => {
+            *listener = daemon::inherited::descriptors().ok().and_then(|inherited| inherited.listener);
+            return Err(error.into());
+        }
+    };
     if arguments.check_config {
         daemon::directories::check(&config.models).map_err(|error| origins.name(error))?;
         // A closed standard output is no reason to fail.
@@ -59,7 +73,23 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     }
     let inherited = daemon::inherited::descriptors()?;
     let backend = daemon::device::factory(&config);
+    *listener = inherited.listener.as_ref().and_then(|listener| listener.try_clone().ok());
     daemon::run(Start { config, source, inherited }, backend)
+}
+
+/// Tells the clients for which systemd started the daemon why it does not serve.
+fn tell_clients(error: &DaemonError, listener: OwnedFd) {
+    let why = format!("rocmforged cannot start: {error}; mend that and restart rocmforged");
+    // A notice is one line.
+    let line = why.lines().next().unwrap_or_default();
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Status(line)]) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+    match tell_waiting(listener, &why) {
+        Ok(0) => {}
+        Ok(clients) => tracing::info!(clients, "told waiting clients why the daemon does not serve"),
+        Err(error) => tracing::warn!(%error, "waiting clients could not be told"),
+    }
 }
 
 /// Makes command-line paths absolute: they are relative to the caller's directory.

@@ -113,6 +113,11 @@ impl DaemonError {
             Self::Engine(_) | Self::Os { .. } => 71,
         }
     }
+
+    /// Whether another start fails too, until a person mends the configuration.
+    pub fn is_for_a_person(&self) -> bool {
+        matches!(self, Self::Config(_) | Self::NoKeepDir | Self::KeepDir { .. })
+    }
 }
 
 /// A running daemon.

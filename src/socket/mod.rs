@@ -10,6 +10,8 @@ mod listener;
 mod open;
 mod rate;
 mod receive;
+mod refusing;
 
 pub use accept::Acceptor;
 pub use listener::{Endpoint, ListenError};
+pub use refusing::tell_waiting;

@@ -215,6 +215,25 @@ def reloads(_):
     return "a drop-in of the configuration taken and dropped by reloads, process kept"
 
 
+def tells_of_a_typo(_):
+    """Clients are told of a wrong configuration, and however many ask, the socket stays."""
+    own = pathlib.Path("/etc/rocmforge/conf.d/own.toml")
+    own.write_text("[limits]\nstep_rowz = 32\n")
+    failed = run("systemctl", "restart", SERVICE, check=False)
+    status = shown(SERVICE, "ExecMainStatus")
+    expect(failed.returncode != 0 and status == "78", f"a restart with a typo: {failed.returncode}, status {status}")
+    for number in range(8):
+        refused = client("ping", check=False)
+        expect(refused.returncode == 3 and "step_rowz" in refused.stderr and "restart rocmforged" in refused.stderr,
+               f"call {number} with a typo: status {refused.returncode}: {refused.stderr}")
+    expect(shown("rocmforged.socket", "ActiveState") == "active", "eight clients closed the socket")
+    expect("step_rowz" in shown(SERVICE, "StatusText"), f"systemctl status says: {shown(SERVICE, 'StatusText')}")
+    own.unlink()
+    run("systemctl", "restart", SERVICE)
+    assert_answers()
+    return "eight clients told of the key, socket kept, mended by a restart"
+
+
 def status_says(name, user="alice"):
     lines = client("status", user=user).stdout.splitlines()
     return next((line.removeprefix(name).strip() for line in lines if line.startswith(name + " ")), "")
@@ -542,7 +561,7 @@ def goes(_):
     return "removed and purged"
 
 
-SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, is_kept_from_all_else, reloads, obeys_its_policy,
+SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, is_kept_from_all_else, reloads, tells_of_a_typo, obeys_its_policy,
              logs_with_fields, writes_metrics, serves_http, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
              comes_back_from_a_crash_loop, doctor_finds_the_usual, drains, upgrades, goes]
 

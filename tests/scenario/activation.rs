@@ -74,18 +74,9 @@ fn a_socket_from_systemd_is_served_and_stays() {
         std::thread::spawn(move || rocmforge_client::Client::new(options).ping(b"early"))
     };
     for _ in 0..2 {
-        let fd = OwnedFd::from(listener.try_clone().unwrap());
-        // systemd sets LISTEN_PID to the daemon's pid and passes the socket as descriptor 3; this shell does the same.
-        let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_rocmforged")]);
-        command
-            .arg("--socket")
-            .arg("/nonexistent/never-used.sock")
-            .arg("--models")
-            .arg(rig.dir.path().join("models"));
-        command.stdin(Stdio::from(fd)).env_remove("NOTIFY_SOCKET");
-        rig.spawn(&mut command);
+        let models = rig.dir.path().join("models");
+        let arguments = ["--socket", "/nonexistent/never-used.sock", "--models"].map(std::ffi::OsStr::new);
+        rig.spawn(activated(&listener, &arguments).arg(models));
         rig.client().ping(b"").unwrap();
         rig.assert_serves();
         rig.signal(Signal::TERM);
@@ -93,6 +84,62 @@ fn a_socket_from_systemd_is_served_and_stays() {
         assert!(rig.socket().exists(), "the daemon removed systemd's socket");
     }
     assert_eq!(early.join().unwrap().unwrap().payload, b"early");
+}
+
+/// The daemon as systemd starts it: with the socket as descriptor 3.
+fn activated(listener: &UnixListener, arguments: &[&std::ffi::OsStr]) -> Command {
+    let fd = OwnedFd::from(listener.try_clone().unwrap());
+    // systemd sets LISTEN_PID to the daemon's pid; this shell does the same.
+    let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_rocmforged")]).args(arguments);
+    command.stdin(Stdio::from(fd)).env_remove("NOTIFY_SOCKET");
+    command
+}
+
+#[test]
+fn clients_are_told_of_a_wrong_configuration_and_nobody_else_waits_for_them() {
+    let mut rig = Rig::idle();
+    let manager = Manager::listen(&rig);
+    let listener = UnixListener::bind(rig.socket()).unwrap();
+    let file = rig.dir.path().join("typo.toml");
+    std::fs::write(&file, "[limits]\nstep_rowz = 32\n").unwrap();
+    let arguments = ["--config".as_ref(), file.as_os_str()];
+
+    // Nobody waits: an administrator's start fails at once.
+    let started = std::time::Instant::now();
+    let output = activated(&listener, &arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(78), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+
+    // One client is the reason of the start, and others come while it lasts.
+    let ask = |rig: &Rig| {
+        let options = rig.options();
+        std::thread::spawn(move || rocmforge_client::Client::new(options).ping(b""))
+    };
+    let mut asking = vec![ask(&rig)];
+    // In the socket's queue.
+    while !poll_readable(&listener) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let mut command = activated(&listener, &arguments);
+    rig.spawn(command.env("NOTIFY_SOCKET", rig.dir.path().join("notify")));
+    manager.until("STATUS=rocmforged cannot start");
+    asking.extend((0..20).map(|_| ask(&rig)));
+    for client in asking {
+        let error = client.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("step_rowz") && error.contains("typo.toml"), "{error}");
+        assert!(error.contains("restart rocmforged"), "{error}");
+    }
+    rig.signal(Signal::TERM);
+    rig.ended();
+    assert!(!poll_readable(&listener), "a client is left that would start the daemon again");
+}
+
+fn poll_readable(listener: &UnixListener) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
 #[test]
