@@ -156,6 +156,8 @@ pub(super) struct Facts {
     scratch_bytes: ScratchBytes,
     /// Most rows of a decoder's step.
     pub limits: StepLimits,
+    /// Whether the device may leave a step before its end.
+    pub suspends: bool,
 }
 
 impl Facts {
@@ -166,6 +168,7 @@ impl Facts {
         let rows_max = options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max)).max(1);
         Self {
             info,
+            suspends: backend.reads_in_place(),
             weight_bytes: backend.weight_bytes(),
             scratch_bytes: backend.scratch_bytes(),
             limits: StepLimits { rows: rows_max, wanted_rows: options.sequences_max.clamp(1, rows_max) },

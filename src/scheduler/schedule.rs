@@ -31,6 +31,8 @@ mod pages;
 pub(super) struct Limits {
     /// Most rows of one step; at least 1.
     pub rows_max: u32,
+    /// Whether a step makes way for another user's before it ends.
+    pub suspends: bool,
     /// Most sequences admitted at once; 1 to `rows_max`.
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.

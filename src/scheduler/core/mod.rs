@@ -340,6 +340,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     let facts = shared.facts();
     Limits {
         rows_max: count(facts.limits.rows),
+        suspends: facts.suspends,
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: facts.kv_budget_bytes,
         kv_user_bytes: facts.kv_user_bytes,

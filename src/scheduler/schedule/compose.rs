@@ -19,10 +19,14 @@ use crate::scheduler::sequence::{Request, Sequence};
 
 /// Time for the rows of one step where several users have work.
 pub(in crate::scheduler) const QUANTUM: Duration = Duration::from_millis(40);
-/// The same for a user alone: another user that comes waits for the step.
+/// The same for a user alone, where a step makes way for another user that comes.
 const QUANTUM_ALONE: Duration = Duration::from_secs(1);
+/// The same where it cannot: another user waits for all of it.
+const QUANTUM_WHOLE: Duration = Duration::from_millis(100);
 /// Rows of a user alone may take this many times as long as reading the weights: they then cost 3 % of a long prompt.
 const WEIGHTS_READS_ALONE: f64 = 30.0;
+/// The same where a step cannot make way: a model that streams through its device would take a row at a time.
+const WEIGHTS_READS_WHOLE: f64 = 3.0;
 /// Users whose time is ahead still join a step with rows that make it this much longer than reading the weights alone.
 pub(super) const FREE_PART: f64 = 0.125;
 /// Rows of users that want more than another may make a step twice as long as if all wanted as little, or take this
@@ -211,7 +215,7 @@ impl<A> Schedule<A> {
         let goal = goal.map(|goal| Duration::try_from_secs_f64(goal.as_secs_f64() * longer).unwrap_or(goal));
         // One row of a prompt at least: without, no step would tell that prompts take less time now.
         let mixed = goal.and_then(|goal| cost?.rows_mixed(goal)).map(|rows| rows.max(decoding + 1));
-        let limit = row_limit(estimate, contended)
+        let limit = row_limit(estimate, contended, self.limits.suspends)
             .min(excess_limit(estimate, &near))
             .min(mixed.unwrap_or(u32::MAX))
             .min(self.limits.rows_max);
@@ -320,14 +324,16 @@ fn ranked<A>(order: Vec<&Sequence<A>>) -> Vec<&Sequence<A>> {
     order.iter().filter_map(|s| of_users.get_mut(&s.request.uid)?.next()).collect()
 }
 
-/// Most rows of a step.
-pub(super) fn row_limit(estimate: Option<Estimate>, contended: bool) -> u32 {
+/// Most rows of a step. `suspends`: it makes way for another user.
+pub(super) fn row_limit(estimate: Option<Estimate>, contended: bool, suspends: bool) -> u32 {
+    let (quantum, reads) = match suspends {
+        true => (QUANTUM_ALONE, WEIGHTS_READS_ALONE),
+        false => (QUANTUM_WHOLE, WEIGHTS_READS_WHOLE),
+    };
     match (estimate, contended) {
         (None, true) => FIRST_ROWS,
         (Some(e), true) => e.rows_in(QUANTUM.as_secs_f64().max(e.fixed)),
-        (Some(e), false) if e.certain => {
-            e.rows_in(QUANTUM_ALONE.as_secs_f64().max(WEIGHTS_READS_ALONE * e.fixed))
-        }
+        (Some(e), false) if e.certain => e.rows_in(quantum.as_secs_f64().max(reads * e.fixed)),
         (_, false) => u32::MAX,
     }
 }
@@ -426,10 +432,11 @@ mod tests {
 
     #[test]
     fn a_contended_step_is_short_and_one_alone_is_not() {
-        let slow = Estimate { fixed: 0.35, row: 0.15, certain: true };
-        assert_eq!((row_limit(Some(slow), true), row_limit(Some(slow), false)), (2, 70));
+        let slow = Estimate { fixed: 0.36, row: 0.15, certain: true };
+        let limits = |e| [(true, true), (false, true), (false, false)].map(|(c, s)| row_limit(e, c, s));
+        assert_eq!(limits(Some(slow)), [2, 72, 7]);
         let fast = Estimate { fixed: 0.008, row: 0.0001, certain: true };
-        assert_eq!((row_limit(Some(fast), true), row_limit(Some(fast), false)), (400, 10_000));
-        assert_eq!((row_limit(None, true), row_limit(None, false)), (FIRST_ROWS, u32::MAX));
+        assert_eq!(limits(Some(fast)), [400, 10_000, 1000], "a step that no other interrupts takes 100 ms");
+        assert_eq!(limits(None), [FIRST_ROWS, u32::MAX, u32::MAX]);
     }
 }

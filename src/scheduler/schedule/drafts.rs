@@ -35,7 +35,8 @@ impl<A> Schedule<A> {
         let estimate = self.costs.get(&model).and_then(super::Cost::estimate);
         let contended = self.contended.is_some_and(|until| now < until);
         // A step has logits for as many rows as sequences may run.
-        let most = self.limits.sequences_max.min(self.limits.rows_max).min(row_limit(estimate, contended));
+        let limit = row_limit(estimate, contended, self.limits.suspends);
+        let most = self.limits.sequences_max.min(self.limits.rows_max).min(limit);
         let limit = rows_left(estimate, rows, several_users).min(most.saturating_sub(rows));
         for (at, rows) in share_rows(drafts, limit) {
             if let Some(work) = work.get_mut(at as usize) {

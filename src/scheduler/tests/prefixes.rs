@@ -87,9 +87,9 @@ fn equal_prompts_that_come_together_are_computed_once() {
             "{shared} + {own}, {rows_max:?}"
         );
     }
-    // Nobody waits for less than a page, or for a tenth of a prompt.
+    // Nobody waits for less than a page, or for a fifth of a prompt. So few rows fit one step.
     assert_eq!(rows_of((4, 1), None, |i| [prompt(1, 20), prompt(i, 10)].concat()), 5 * 30);
-    assert_eq!(rows_of((2, 1), Some(1000), |i| [prompt(1, 33), prompt(i, 300)].concat()), 3 * 333);
+    assert_eq!(rows_of((2, 1), Some(1000), |i| [prompt(1, 33), prompt(i, 120)].concat()), 3 * 153);
 }
 
 /// Rows that prompts of Alice and of Bob took that were known before the first step of any.

@@ -17,6 +17,7 @@ const PAGE: u32 = KV_PAGE_TOKENS as u32;
 fn limits() -> Limits {
     Limits {
         rows_max: 8,
+        suspends: true,
         sequences_max: 4,
         kv_budget_bytes: 1 << 20,
         kv_user_bytes: 1 << 20,
@@ -267,6 +268,7 @@ impl Rules {
         let rows_max = 1 + random.below(40) as u32;
         let limits = Limits {
             rows_max,
+            suspends: seed.is_multiple_of(2),
             sequences_max: 1 + random.below(12) as u32,
             kv_budget_bytes: (8 + random.below(40)) << 10,
             kv_user_bytes: u64::MAX,
