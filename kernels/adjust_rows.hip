@@ -41,7 +41,7 @@ DEV f32 changed(f32 logit, const u32* change) {
     return scaled - as_f32(change[LESS]);
 }
 
-DEV bool allows(const u32* mask, u32 id) { return (mask[id / 32] >> (id % 32) & 1) != 0; }
+DEV bool allows(const u32* mask, u32 token) { return (mask[token / 32] >> (token % 32) & 1) != 0; }
 
 } // namespace adjust
 
@@ -51,8 +51,13 @@ KERNEL(256, adjust_rows, f32* logits, const u32* rows, u32* changes, const u32* 
     Row row(rows + (u64)block_y() * ROW_WORDS);
     u32 first = block_x() * TOKENS;
     f32* x = logits + (u64)block_y() * vocab;
-    const u32* mask = masks + (u64)row.mask * mask_words;
     bool masked = row.mask != NO_MASK;
+    // The words of this block's tokens. They may lie in the host's memory, where few long reads are faster than many short ones.
+    LDS(mask, u32[TOKENS / 32]);
+    if (masked && thread_id() < TOKENS / 32 && first / 32 + thread_id() < mask_words) {
+        mask[thread_id()] = masks[(u64)row.mask * mask_words + first / 32 + thread_id()];
+    }
+    barrier_lds();
     for (u32 i = thread_id(); i < row.count; i += THREADS) {
         u32* change = changes + (u64)(row.first + i) * CHANGE_WORDS;
         u32 id = change[ID];
@@ -60,11 +65,11 @@ KERNEL(256, adjust_rows, f32* logits, const u32* rows, u32* changes, const u32* 
         f32 before = x[id];
         change[BEFORE] = as_u32(before);
         // Another thread may mask it at this moment.
-        if (!masked || allows(mask, id)) x[id] = changed(before, change);
+        if (!masked || allows(mask, id - first)) x[id] = changed(before, change);
     }
     if (!masked) return;
     UNROLL for (u32 i = 0; i < TOKENS / THREADS; i++) {
         u32 id = first + i * THREADS + thread_id();
-        if (id < vocab && !allows(mask, id) && is_finite(x[id])) x[id] = MASKED;
+        if (id < vocab && !allows(mask, id - first) && is_finite(x[id])) x[id] = MASKED;
     }
 }

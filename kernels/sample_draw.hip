@@ -90,6 +90,8 @@ struct Draw {
     f32 best;
     Room& room;
     u32* slots;
+    // At least as many as have a weight at this temperature or a share at temperature 1. They are the likeliest.
+    u32 can_be_drawn;
 
     // The token at which the running sum of kept tokens' weights, likeliest first, passes `target` (below their sum).
     template <class Weight> DEV Cut rank(u64 target, Weight weight) {
@@ -139,11 +141,21 @@ struct Draw {
     DEV u64 list_likeliest() {
         clear_bins(room);
         u64 mine = 0;
+        // Each thread counts its tokens of the lowest bin itself. A mask puts most of the vocabulary there, and additions to one bin
+        // wait for each other.
+        u32 lowest = 0, drawable = 0;
+        const f32 scale = min_f32(LOG2_E, LOG2_E / settings.temperature);
         tokens.each([&](f32 logit, u32) {
-            atomic_add(&room.low[linear_bin(logit, best)], 1);
+            const u32 bin = linear_bin(logit, best);
+            if (bin == 0) lowest++;
+            else atomic_add(&room.low[bin], 1);
             mine += share(logit, best, (double)LOG2_E);
+            drawable += (best - logit) * scale < (f32)(SHARE_BITS + 2) ? 1 : 0;
         });
+        lowest = team_sum(lowest);
+        if (team_lane() == 0) atomic_add(&room.low[0], lowest);
         u64 shares = total(mine, room), target = LIST_MAX;
+        can_be_drawn = (u32)total(drawable, room);
         // The bin that holds token LIST_MAX does not fit; all bins above it do.
         u32 bin = tokens.vocab <= LIST_MAX ? 0 : locate_bin(target, room) + 1;
         list(bin, {0, EVERY});
@@ -155,9 +167,12 @@ struct Draw {
         bool by_p = settings.top_p < 1.0f;
         auto plain = [&](f32 logit, u32) { return share(logit, best, (double)LOG2_E); };
         Cut cut{0, EVERY};
-        // The list serves where it holds all tokens that are kept; else each pass reads all tokens.
+        // The list serves where it holds all tokens that are kept, or all that have a weight: a mask may leave fewer than top_k.
+        // Else each pass reads all tokens.
         tokens.use_list = true;
-        if (top_k < tokens.vocab) tokens.use_list = top_k <= tokens.listed;
+        const bool lists_all = can_be_drawn <= tokens.listed;
+        if (lists_all) top_k = top_k < tokens.listed ? top_k : tokens.vocab;
+        else if (top_k < tokens.vocab) tokens.use_list = top_k <= tokens.listed;
         else tokens.use_list = tokens.listed == tokens.vocab || sum(plain) > portion(shares);
         if (top_k < tokens.vocab) {
             cut = rank(top_k - 1, [](f32, u32) { return (u64)1; });
@@ -245,7 +260,7 @@ KERNEL(1024, sample_draw, const f32* logits, const u32* settings, u32* reports, 
     u32 count = tops ? min_u32(min_u32(wanted.top, vocab), min_u32(top_stride, LIST_MAX)) : 0;
     if (report[REPORT_FAILED] != 0 || (wanted.greedy() && count == 0)) return;
     Tokens tokens{logits + (u64)row * vocab, vocab, list_logits, list_ids, 0, false};
-    Draw draw{tokens, wanted, as_f32(report[REPORT_BEST]), room, slots};
+    Draw draw{tokens, wanted, as_f32(report[REPORT_BEST]), room, slots, vocab};
     bool ranked = !wanted.greedy() && ((wanted.top_k != 0 && wanted.top_k < vocab) || wanted.top_p < 1.0f);
     u64 shares = ranked || count > 0 ? draw.list_likeliest() : 0;
     u32 id = wanted.greedy() ? report[REPORT_ID] : ranked ? draw.draw_ranked(shares) : draw.draw_by_id();

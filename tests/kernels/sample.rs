@@ -172,7 +172,7 @@ fn draws_are_those_of_the_plain_chain() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
     // The last vocabulary takes each team through more than one chunk.
-    for (vocab, kinds) in [(1, 1), (100, 4), (1024, 2), (1025, 4), (5000, 4), (33_800, 1)] {
+    for (vocab, kinds) in [(1, 1), (100, 6), (1024, 2), (1025, 6), (5000, 6), (33_800, 1)] {
         for kind in 0..kinds {
             let mut rows = Vec::new();
             for (i, temperature) in [0.0, 0.7, 1.0, 2.0, f32::NAN]
@@ -188,12 +188,16 @@ fn draws_are_those_of_the_plain_chain() {
                 let (seed, position) = (random.bits(), i as u32);
                 rows.push(Settings { temperature, top_k, top_p, min_p, seed, position, top });
             }
-            // A usual row, a flat one, one with many equal logits, one with only equal logits.
+            // A usual row, a flat one, one with many equal logits, one with only equal logits. Of the next a mask left some 12
+            // tokens, and the last has far tokens that only a high temperature draws.
             let value = |random: &mut Random| match kind {
                 0 => random.normal() * 3.0,
                 1 => random.normal() * 0.01,
                 2 => (random.normal() * 2.0).trunc(),
-                _ => 1.0,
+                3 => 1.0,
+                4 if random.below(vocab) >= 12 => f32::MIN,
+                5 if random.below(50) > 0 => random.normal() - 40.0,
+                _ => random.normal() * 3.0,
             };
             let logits: Vec<f32> = (0..rows.len() * vocab).map(|_| value(random)).collect();
             let out = run(rig, &logits, vocab, Some(&rows));

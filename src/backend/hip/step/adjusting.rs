@@ -1,7 +1,7 @@
 //! Changes of logits on the device before tokens are drawn. They travel in host words that host and device share.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::backend::hip::kernels::ops::{AdjustRows, NO_MASK};
 use crate::backend::hip::{Device, DevicePtr, Grid, HostWords, Stream};
@@ -63,8 +63,7 @@ impl Adjusting {
                 |c: &LogitChange| [c.id, c.bias.to_bits(), c.repeat.to_bits(), c.less.to_bits(), 0];
             put(self.changes_at + first * CHANGE_WORDS, &mut changes_of(row, vocab).flat_map(words_of));
             if let Some(tokens) = &row.mask {
-                let all = tokens.words().iter().copied().chain(std::iter::repeat(0));
-                put(masks_at + mask * mask_words, &mut all.take(mask_words));
+                put_mask(words.words(), masks_at + mask * mask_words, mask_words, tokens.words());
                 mask += 1;
             }
         }
@@ -103,6 +102,15 @@ impl Adjusting {
             }
         }
     }
+}
+
+/// Writes a mask of so many words, zeros where it has none. The closure for few words calls for each word: 40 us for a vocabulary of
+/// 128,000. A step of 16 answers waited 0.6 ms for that.
+fn put_mask(words: &[AtomicU32], at: usize, count: usize, mask: &[u32]) {
+    let places = words.get(at..).unwrap_or_default();
+    let (given, rest) = places.split_at(mask.len().min(count).min(places.len()));
+    given.iter().zip(mask).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+    rest.iter().take(count - given.len()).for_each(|word| word.store(0, Ordering::Relaxed));
 }
 
 /// Changes of tokens inside the vocabulary: the kernel does not check ids.
