@@ -207,7 +207,7 @@ impl Daemon {
         }
         let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
-        let acceptor = Acceptor::new(Arc::clone(&service), config.limits.connections);
+        let acceptor = Acceptor::new(Arc::clone(&service), connections(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
@@ -242,7 +242,7 @@ impl Daemon {
     /// Applies the settings that can change at run time: model directories, residency in memory and on a device, the
     /// policy, and the limit of connections. `old` is the configuration in force.
     pub async fn reload(&self, old: &Config, config: &Config) {
-        self.acceptor.set_total(config.limits.connections);
+        self.acceptor.set_total(connections(config));
         self.store.allow_remote_files(config.limits.passed_remote_files);
         match policy::resolve(&config.policy) {
             Ok(policy) => self.service.set_policy(policy),
@@ -439,10 +439,30 @@ fn watch_pressure(
     }
 }
 
+/// The configured connections, but at most half of this process's descriptors. With more, connections that are held would take the last
+/// one, and then nobody could connect, root neither.
+fn connections(config: &Config) -> u32 {
+    let (wanted, most) = (config.limits.connections, descriptors() / 2);
+    let possible = u32::try_from(most).unwrap_or(u32::MAX).clamp(1, wanted.max(1));
+    if possible < wanted {
+        tracing::warn!(
+            wanted,
+            possible,
+            "limits.connections is lowered to half of the descriptors that this process may have: raise LimitNOFILE (ulimit -n) for more"
+        );
+    }
+    possible
+}
+
 /// A quarter of this process's descriptors: clients pass them with requests that may wait.
 fn descriptors_in_requests() -> u64 {
+    descriptors() / 4
+}
+
+/// The descriptors that this process may have.
+fn descriptors() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.unwrap_or(u64::from(u32::MAX)) / 4
+    limit.unwrap_or(u64::from(u32::MAX))
 }
 
 fn store(

@@ -5,6 +5,7 @@
 //! `gone`. The live sequences bound the rest, because a command for a sequence that is not live is dropped at once.
 //! Lock order, by [`Rank`]: `Inbox` (`inbox`), `Snapshot` (`published`), `DeviceFacts` (`device`).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,7 @@ use crate::model::{Model, ModelId};
 use crate::numbers::Numbers;
 use crate::program::Program;
 use crate::share::limits::UserLimits;
+use crate::share::{Charge, Shares, Taker};
 use crate::tensor::LazyTensor;
 
 /// Events that a watcher may lag behind: two for each layer of a few large models.
@@ -45,10 +47,8 @@ pub(super) struct Inbox {
     pub orders: Vec<Order>,
     /// A load completed or failed, or pages were read.
     pub woken: bool,
-    /// Sequences submitted and not ended.
-    pub live: HashSet<SequenceId>,
-    /// Number of `live` sequences that are not admitted.
-    pub queued: usize,
+    /// Sequences submitted and not ended, each with its place in the queue until it is admitted for the first time.
+    pub live: HashMap<SequenceId, Option<Charge>>,
     /// While set, new work is refused. At this instant running work fails.
     pub drain: Option<Instant>,
     pub stop: bool,
@@ -119,7 +119,10 @@ pub(super) struct Shared {
     pub drained: watch::Sender<bool>,
     /// True once the thread has ended without a request to stop.
     pub failed: watch::Sender<bool>,
+    /// Most loads, and most orders, that wait.
     pub queue_max: usize,
+    /// Places of sequences that were not admitted yet, of which each user has a share.
+    pub queue: Arc<Shares>,
     /// Events of the device. A slow watcher misses events and learns how many.
     pub events: broadcast::Sender<EngineEvent>,
     /// The device in use; replaced after a device loss. Innermost lock: held for one clone or one lookup.
@@ -213,6 +216,7 @@ impl Shared {
             drained: watch::Sender::new(false),
             failed: watch::Sender::new(false),
             queue_max: options.queue_max,
+            queue: Shares::new(options.queue_max as u64),
             events: broadcast::Sender::new(EVENTS_KEPT),
             device: Mutex::new(Rank::DeviceFacts, DeviceInUse::of(backend, options)),
             numbers: Numbers::default(),
@@ -284,19 +288,20 @@ impl EngineHandle {
     /// Submits a request. On success its last event is always `Done` or `Failed`; on an error no event follows.
     ///
     /// # Errors
-    /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::AboveShare`],
+    /// [`JobError::NoPlace`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::AboveShare`],
     /// [`JobError::Model`] (the file lost bytes), [`JobError::Backend`] (an unsupported model), [`JobError::Invalid`] (a bug of the caller).
     pub fn submit(&self, mut job: Job) -> Result<(), JobError> {
         job.check()?;
         job.model.files.check_poison()?;
         self.check_model(&job.model)?;
         self.check_room(&mut job)?;
+        let place = self.shared.queue.take(Taker::of(job.uid), 1).map_err(JobError::NoPlace);
         let mut inbox = self.shared.inbox.lock();
-        inbox.check(inbox.queued, self.shared.queue_max)?;
-        if !inbox.live.insert(job.id) {
+        inbox.check(0, self.shared.queue_max)?;
+        let Entry::Vacant(entry) = inbox.live.entry(job.id) else {
             return Err(JobError::Invalid("a sequence number was used twice"));
-        }
-        inbox.queued += 1;
+        };
+        entry.insert(Some(place?));
         inbox.jobs.push_back(job);
         drop(inbox);
         self.shared.wake.notify_one();
@@ -430,7 +435,7 @@ impl EngineHandle {
     /// sequences.
     pub fn cancel(&self, id: SequenceId) {
         let mut inbox = self.shared.inbox.lock();
-        if inbox.live.contains(&id) {
+        if inbox.live.contains_key(&id) {
             inbox.cancels.insert(id);
             drop(inbox);
             self.shared.wake.notify_one();
@@ -440,7 +445,7 @@ impl EngineHandle {
     /// Grants `items` more [`Event::Tokens`](super::Event::Tokens). Ignores unknown or ended sequences.
     pub fn credit(&self, id: SequenceId, items: u32) {
         let mut inbox = self.shared.inbox.lock();
-        if inbox.live.contains(&id) {
+        if inbox.live.contains_key(&id) {
             let credit = inbox.credits.entry(id).or_default();
             *credit = credit.saturating_add(items);
             drop(inbox);

@@ -21,7 +21,7 @@ use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS};
 use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintError};
 use crate::model::embedding::Pooler;
-use crate::share::Charge;
+use crate::share::{Charge, Refusal};
 use crate::tensor::MapError;
 
 mod accounts;
@@ -349,7 +349,10 @@ pub enum JobError {
         /// The same in percent of the budget.
         percent: u32,
     },
-    /// The queue is full.
+    /// The queue has no place for this user.
+    #[error("the queue is full: {}; try again later", .0.told(1, "waiting requests"))]
+    NoPlace(Refusal),
+    /// Too many loads or orders wait.
     #[error("{queued} requests wait already, the limit is {limit}: try again later")]
     QueueFull {
         /// Requests that wait.

@@ -502,11 +502,6 @@ impl<A> Schedule<A> {
         self.queue.iter().map(|s| s.request.id).collect()
     }
 
-    /// Number of waiting sequences.
-    pub fn queued_count(&self) -> usize {
-        self.queue.len()
-    }
-
     /// True when no sequence is live.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty() && self.queue.is_empty()

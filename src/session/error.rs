@@ -267,6 +267,7 @@ fn job_code(error: &JobError) -> ErrorCode {
         JobError::DoesNotFit { .. } | JobError::AboveShare { .. } => ErrorCode::DoesNotFit,
         JobError::NoRoom { .. } => ErrorCode::OutOfMemory,
         JobError::NoSuchLayer { .. } => ErrorCode::InvalidArgument,
+        JobError::NoPlace(refusal) => share_code(refusal),
         JobError::QueueFull { .. } => ErrorCode::Busy,
         JobError::Draining => ErrorCode::ServerDraining,
         JobError::SlowReader { .. } => ErrorCode::SlowReader,

@@ -168,6 +168,15 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
         };
         assert!(bounded, "{kind}: {result:?}");
     }
+    // Without bounds in the compiler: it would take a core for minutes.
+    let endless = r"start: X
+X: /.*b.{18}/ & /.*c.{17}/ & ~/.*d.{16}/";
+    let refused = compiler.compile(&source(ConstraintKind::Lark, endless), TESTER);
+    assert!(
+        matches!(&refused, Err(ConstraintError::Invalid { reason, .. }) if reason.contains("complement")),
+        "{refused:?}"
+    );
+    compiler.compile(&source(ConstraintKind::Lark, r#"start: "\x7E" /[ab]/{2,5}"#), TESTER).unwrap();
     // Rules that name each other nest as deep as there are rules.
     for text in [format!("start: a0\n{rules}a5000: \"x\""), format!("start: a0\n{doubled}a40: \"x\"")] {
         let result = compiler.compile(&source(ConstraintKind::Lark, &text), TESTER);

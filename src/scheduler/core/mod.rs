@@ -322,6 +322,12 @@ impl Core {
             tracing::debug!(sequence = parked.0, "a sequence gave its place up for another user's");
         }
         self.release_freed();
+        if !admission.admitted.is_empty() {
+            let mut inbox = self.shared.inbox.lock();
+            for id in &admission.admitted {
+                inbox.live.insert(*id, None);
+            }
+        }
         !admission.admitted.is_empty()
     }
 }

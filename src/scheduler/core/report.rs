@@ -62,9 +62,6 @@ impl Core {
             models: self.residencies(),
             sequences,
         };
-        let queued = self.schedule.queued_count();
-        let mut inbox = self.shared.inbox.lock();
-        inbox.queued = queued + inbox.jobs.len();
         *self.shared.published.lock() = Arc::new(snapshot);
     }
 

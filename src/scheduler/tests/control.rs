@@ -71,16 +71,28 @@ fn a_slow_reader_is_dropped() {
 
 #[test]
 fn the_queue_has_an_end() {
-    let rig = Rig::new(EngineOptions { sequences_max: 1, queue_max: 2, ..EngineOptions::default() });
+    // Two of the places are root's, and a user alone has half of the others.
+    let rig = Rig::new(EngineOptions { sequences_max: 1, queue_max: 32, ..EngineOptions::default() });
     let first = rig.hold(&prompt(1, 3), 2);
     assert!(rig.comes(|s| s.running_and_queued() == (1, 0)));
-    let waiting = [rig.ask(&prompt(2, 3), 2), rig.ask(&prompt(3, 3), 2)];
-    let (job, _asked) = rig.job(&prompt(4, 3), 2);
-    let error = rig.handle().submit(job).unwrap_err();
-    assert!(matches!(error, JobError::QueueFull { queued: 2, limit: 2 }), "{error}");
+    let waiting: Vec<_> = (2..17).map(|text| rig.ask(&prompt(text, 3), 2)).collect();
+    let submit = |uid| {
+        let (mut job, asked) = rig.job(&prompt(20, 3), 2);
+        job.uid = uid;
+        rig.handle().submit(job).map(|()| asked)
+    };
+    let error = submit(1000).err().unwrap();
+    assert!(
+        matches!(error, JobError::NoPlace(refusal) if (refusal.own, refusal.total) == (15, 32)),
+        "{error}"
+    );
+    // Each newcomer finds a place as long as there are any, and root behind any number of them.
+    let others: Vec<_> = (2000..2040).map(submit).collect();
+    assert_eq!(others.iter().filter(|asked| asked.is_ok()).count(), 15);
+    let last = submit(0).ok().unwrap();
     rig.handle().credit(first.id, 100);
     assert_eq!(first.finish().ids.len(), 2);
-    for asked in waiting {
+    for asked in waiting.into_iter().chain(others.into_iter().filter_map(Result::ok)).chain([last]) {
         assert_eq!(asked.finish().ids.len(), 2);
     }
     assert_eq!(rig.ask(&prompt(4, 3), 2).finish().ids.len(), 2, "the queue has room again");

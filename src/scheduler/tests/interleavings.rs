@@ -37,7 +37,7 @@ fn stop(handle: &EngineHandle, engine: JoinHandle<()>) {
 /// The inbox keeps nothing of ended sequences.
 fn assert_quiet(handle: &EngineHandle) {
     let inbox = handle.shared.inbox.lock();
-    assert_eq!((inbox.live.len(), inbox.queued, inbox.jobs.len()), (0, 0, 0));
+    assert_eq!((inbox.live.len(), handle.shared.queue.held(), inbox.jobs.len()), (0, 0, 0));
     assert_eq!((inbox.cancels.len(), inbox.credits.len()), (0, 0));
 }
 

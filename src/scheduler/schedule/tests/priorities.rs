@@ -60,7 +60,7 @@ fn the_lowest_priority_gives_its_pages_up_first() {
     submit(&mut schedule, Request { positions: 8 * PAGE, ..of(1000, 1, 10) });
     submit(&mut schedule, Request { positions: 8 * PAGE, ..of(1000, 2, 200) });
     assert_eq!(schedule.admit(now).admitted, ids(&[2, 1]));
-    while schedule.queued_count() == 0 {
+    while schedule.queued().is_empty() {
         let plan = schedule.next_step(now).expect("both can run");
         complete(&mut schedule, &plan, now);
         schedule.credit(SequenceId(1), 1);
