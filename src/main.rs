@@ -81,8 +81,8 @@ fn serve(arguments: Arguments, listener: &mut Option<OwnedFd>) -> Result<(), Dae
 fn tell_clients(error: &DaemonError, listener: OwnedFd) {
     let why = format!("rocmforged cannot start: {error}; mend that and restart rocmforged");
     // A notice is one line.
-    let line = why.lines().next().unwrap_or_default();
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Status(line)]) {
+    let line = why.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Status(&line)]) {
         tracing::warn!(%error, "the service manager cannot be told");
     }
     match tell_waiting(listener, &why) {

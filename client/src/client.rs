@@ -334,7 +334,7 @@ impl Client {
         loop {
             let connection = self.connection()?;
             let error = match connection.send_with_descriptors(request, fds).and_then(|reply| reply.wait()) {
-                Err(error) if error.is_unreachable() => error,
+                Err(error) if error.is_worth_repeating() => error,
                 outcome => return outcome,
             };
             let pause = match &error {

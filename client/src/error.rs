@@ -270,6 +270,11 @@ impl ClientError {
             _ => false,
         }
     }
+
+    /// True if the same request may succeed on a new connection. Not for a daemon that says it cannot start: a person has to act.
+    pub(crate) fn is_worth_repeating(&self) -> bool {
+        self.is_unreachable() && !matches!(self, Self::Server(error) if !error.retryable)
+    }
 }
 
 fn versions(min: u16, max: u16) -> String {

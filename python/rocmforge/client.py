@@ -56,7 +56,7 @@ def client_name() -> str:
 
 def is_passing(error: RocmforgeError) -> bool:
     """True if a repeated request on a new connection may succeed."""
-    going = isinstance(error, ServerError) and error.code in (DRAINING, UNAVAILABLE)
+    going = isinstance(error, ServerError) and error.retryable and error.code in (DRAINING, UNAVAILABLE)
     return going or isinstance(error, Disconnected | Silent)
 
 

@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
-use rocmforge_client::wire::{self, ClientHello, ErrorCode, FEATURE_CHECKSUM, Flags, Op, ServerOffer, WireError};
+use rocmforge_client::wire::{
+    self, ClientHello, ErrorCode, FEATURE_CHECKSUM, Flags, Op, ServerOffer, WireError,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
