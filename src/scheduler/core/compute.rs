@@ -259,6 +259,7 @@ impl Core {
                 self.take_tokens(work, token, behind, now);
             }
         }
+        self.masks.start();
         self.release_freed(); // pages that others have with the same tokens, and those of refused drafts
     }
 

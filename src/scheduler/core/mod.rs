@@ -292,6 +292,7 @@ impl Core {
         let sequence = Sequence::of(job, page_bytes);
         if let Some(masking) = &sequence.answer.masking {
             self.masks.compute(masking, &[], &[]);
+            self.masks.start();
         }
         self.schedule.submit(sequence);
     }
