@@ -98,10 +98,11 @@ fn check(config: &Config) -> Result<String, ConfigError> {
     directories::check(&config.models)?;
     let refuses = daemon::device::refuses(config.device.backend);
     let survey = directories::survey(&config.models, directories::CHECK_PATIENCE, Box::new(refuses));
-    for warning in directories::judge(config, &survey)? {
+    for warning in directories::judge(config, survey.as_ref())? {
         // Not to the log, which may keep warnings back.
         let _ = writeln!(std::io::stderr(), "warning: {warning}");
     }
+    let survey = survey.unwrap_or_default();
     let all = survey.served.len() + survey.unserved.len() + survey.unseen.len();
     Ok(format!("{} of {all} models would be served", survey.served.len()))
 }

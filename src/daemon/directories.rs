@@ -49,8 +49,9 @@ pub(super) fn check_new(old: &[PathBuf], new: &[PathBuf]) -> Result<(), ConfigEr
     check(&added)
 }
 
-/// Looks at the models of the directories for so long at most. Their headers are read, and no weights.
-pub fn survey(directories: &[PathBuf], patience: Duration, refuses: Refuses) -> Survey {
+/// Looks at the models of the directories for so long at most. Their headers are read, and no weights. `None` if a disk keeps
+/// the look for longer.
+pub fn survey(directories: &[PathBuf], patience: Duration, refuses: Refuses) -> Option<Survey> {
     let tokenizers = Tokenizers::default();
     let open = move |id, name: &str, files, charge| {
         let model = Model::open_beside(id, name, files, &tokenizers, charge)?;
@@ -58,8 +59,7 @@ pub fn survey(directories: &[PathBuf], patience: Duration, refuses: Refuses) -> 
     };
     let store = Store::new(directories.to_vec(), Arc::default(), Box::new(open), Box::new(|_| ()));
     let until = Instant::now() + patience;
-    // A disk may keep the look at one file for longer.
-    within(patience + PATIENCE, move || store.survey(until)).unwrap_or_default()
+    within(patience + PATIENCE, move || store.survey(until))
 }
 
 /// The result of work on a thread of its own, which is lost if it takes longer.
@@ -74,8 +74,10 @@ fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send
 ///
 /// # Errors
 /// [`ConfigError::NothingServed`] if its directories have models, and none of them would be served.
-pub fn judge(config: &Config, survey: &Survey) -> Result<Vec<String>, ConfigError> {
-    let Survey { served, unserved, unseen } = survey;
+pub fn judge(config: &Config, survey: Option<&Survey>) -> Result<Vec<String>, ConfigError> {
+    let Some(Survey { served, unserved, unseen }) = survey else {
+        return Ok(vec!["the models were not looked at: their disks did not answer in time".to_owned()]);
+    };
     if let Some(first) = unserved.first().filter(|_| served.is_empty() && unseen.is_empty()) {
         let (found, path, reason) = (unserved.len(), first.path.clone(), first.reason.clone());
         return Err(ConfigError::NothingServed { found, path, reason });

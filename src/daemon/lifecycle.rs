@@ -151,7 +151,7 @@ async fn worth(daemon: &Daemon, old: &Config, new: &Config) -> Result<Vec<String
         directories::check_new(&old, &new.models)?;
         let refuses = move |program: &_| engine.check_program(program).err();
         let survey = directories::survey(&new.models, directories::RELOAD_PATIENCE, Box::new(refuses));
-        match directories::judge(&new, &survey) {
+        match directories::judge(&new, survey.as_ref()) {
             Err(error) if new.models == old => Ok(vec![error.to_string()]),
             judged => judged,
         }

@@ -149,7 +149,7 @@ fn a_look_at_the_directories_tells_every_malformed_model_from_the_good_ones() {
     let name = |number: usize| format!("case{number}");
     all.iter().enumerate().for_each(|(number, case)| case.write(dir.path(), &name(number)));
     let directories = [dir.path().to_owned()];
-    let survey = directories::survey(&directories, PATIENCE, Box::new(cpu::refuses));
+    let survey = directories::survey(&directories, PATIENCE, Box::new(cpu::refuses)).unwrap();
     assert_eq!(survey.unseen.len(), 0, "{:?}", survey.unseen);
     let faults: Vec<&str> = (all.iter().enumerate())
         .filter(|(number, case)| {
@@ -160,16 +160,16 @@ fn a_look_at_the_directories_tells_every_malformed_model_from_the_good_ones() {
         .collect();
     assert!(faults.is_empty(), "{faults:?}");
     let config = Config { models: directories.to_vec(), ..Config::default() };
-    let warnings = directories::judge(&config, &survey).unwrap();
+    let warnings = directories::judge(&config, Some(&survey)).unwrap();
     assert!(
         warnings.len() < 40 && warnings.iter().any(|text| text.contains("more models would not")),
         "{warnings:?}"
     );
 
     // Without time nothing is known, which is no fault of the configuration.
-    let survey = directories::survey(&directories, Duration::ZERO, Box::new(cpu::refuses));
+    let survey = directories::survey(&directories, Duration::ZERO, Box::new(cpu::refuses)).unwrap();
     assert!(survey.served.is_empty() && survey.unseen.len() + survey.unserved.len() >= all.len());
-    let warnings = directories::judge(&config, &survey).unwrap();
+    let warnings = directories::judge(&config, Some(&survey)).unwrap();
     assert!(warnings.iter().any(|text| text.contains("were not looked at")), "{warnings:?}");
 }
 
