@@ -12,7 +12,7 @@ use rocmforge::daemon::directories;
 use rustix::process::Signal;
 
 use crate::common;
-use crate::forge::{Value, ggml, tiny_llama};
+use crate::forge::{Value, tiny_llama};
 use crate::malformed;
 use crate::rig::{PATIENCE, Rig, TINY};
 
