@@ -91,7 +91,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("no JSON ({error}): {text:?}"))
 }
 
-/// JSON whose error, if it has one, is as the API's own clients read it: with words, and with a type of error that it knows.
+/// JSON whose error, if it has one, is as the API's own clients read it. It has words, and a type if the API has types.
 fn told_as_its_api_does(path: &str, text: &str) {
     let value = json(text);
     // A response that is whole says with null that nothing went wrong.

@@ -70,7 +70,7 @@ fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send
     result.recv_timeout(patience).ok()
 }
 
-/// What a configuration would not serve, one text for each fault.
+/// The models that a configuration would not serve, one text for each fault.
 ///
 /// # Errors
 /// [`ConfigError::NothingServed`] if its directories have models, and none of them would be served.

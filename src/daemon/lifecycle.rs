@@ -142,7 +142,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// What a new configuration would not serve. Directories that are in force already may have become worthless: they are no
+/// The models that a new configuration would not serve. Directories that are in force already may have become worthless: they are no
 /// reason to refuse other changes.
 async fn worth(daemon: &Daemon, old: &Config, new: &Config) -> Result<Vec<String>, ConfigError> {
     let engine = daemon.engine.handle();

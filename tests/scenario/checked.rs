@@ -200,7 +200,7 @@ fn a_reload_warns_of_bad_files_and_refuses_a_directory_that_serves_nothing() {
         assert!(log.contains(&format!("{} would not be served: ", path.display())), "{path:?}: {log}");
     }
     assert_eq!(names().len(), 9);
-    // What is in force and became worthless is no reason to refuse other changes.
+    // Directories in force that became worthless are no reason to refuse other changes.
     fs::remove_file(rig.model(TINY)).unwrap();
     rig.reload(&format!("{}[limits]\nconnections = 77\n", models_of(&[&own, &bad])));
     assert!(rig.log_text().contains("none of the 8 models"));

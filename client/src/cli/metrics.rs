@@ -41,7 +41,7 @@ pub fn run(client: &Client, file: Option<&Path>, period: Option<u32>, output: Ou
     }
 }
 
-/// What to do about an error.
+/// The way out of an error, if there is one.
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {

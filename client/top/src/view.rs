@@ -306,7 +306,7 @@ fn model_line(model: &ResidencyEntry, letter: char, columns: [usize; 3], selecte
     Line::from(spans)
 }
 
-/// What is loading, and the rules.
+/// The progress of a load, and the rules.
 fn notes(model: &ResidencyEntry) -> String {
     let mut notes = rules(&model.rules);
     if let Some(loading) = &model.loading {

@@ -251,7 +251,7 @@ mod tests {
         let schema = json!({ "properties": { "a": { "maxLength": 3.0, "minimum": 1.5 } }, "prefixItems": [{ "enum": [2.0, -0.0, 0.5] }] });
         let whole = json!({ "properties": { "a": { "maxLength": 3, "minimum": 1.5 } }, "prefixItems": [{ "enum": [2, 0, 0.5] }] });
         assert_eq!(rewritten(schema), whole);
-        // What is no count stays, and is refused by the compiler.
+        // Other numbers stay, and the compiler refuses them.
         for wrong in [json!({ "minItems": -1.0 }), json!({ "minItems": 1.5 }), json!({ "minItems": 1e300 })] {
             assert!(!rewritten(wrong)["minItems"].is_u64());
         }
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_evaluated_is_additional_where_nothing_else_looks() {
+    fn unevaluated_values_are_additional_ones_where_nothing_else_looks() {
         let schema = json!({ "properties": { "a": true }, "unevaluatedProperties": false, "unevaluatedItems": { "type": "null" } });
         let closed = json!({ "properties": { "a": true }, "items": { "type": "null" }, "additionalProperties": false });
         assert_eq!(rewritten(schema), closed);

@@ -136,7 +136,7 @@ fn numbers_and_idle_keys_mean_what_the_standard_says() {
             }
         }
     }
-    // What has an effect and cannot be followed is refused by its name.
+    // Keys that have an effect and cannot be followed are refused by name.
     for (schema, named) in [
         (r#"{"type": "array", "uniqueItems": true}"#, "uniqueItems"),
         (r#"{"if": {"const": 1}, "then": false}"#, "if"),
