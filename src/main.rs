@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use rocmforge::aside::processes;
 use rocmforge::backend::doctor;
+use rocmforge::config::{Config, ConfigError};
 use rocmforge::daemon::arguments::Arguments;
-use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
+use rocmforge::daemon::{self, ConfigSource, DaemonError, Start, directories};
 use rocmforge::model::template;
 use rocmforge::socket::tell_waiting;
 
@@ -57,10 +58,10 @@ fn serve(arguments: Arguments, listener: &mut Option<OwnedFd>) -> Result<(), Dae
         }
     };
     if arguments.check_config {
-        daemon::directories::check(&config.models).map_err(|error| origins.name(error))?;
-        // A closed standard output is no reason to fail.
-        let _ = writeln!(std::io::stdout(), "the configuration is valid: {origins}");
-        return Ok(());
+        return check(&config).map_err(|error| origins.name(error).into()).map(|served| {
+            // A closed standard output is no reason to fail.
+            let _ = writeln!(std::io::stdout(), "the configuration is valid: {origins}; {served}");
+        });
     }
     tracing::info!(files = %origins, "configuration read");
     daemon::allocator::keep_little();
@@ -90,6 +91,20 @@ fn tell_clients(error: &DaemonError, listener: OwnedFd) {
         Ok(clients) => tracing::info!(clients, "told waiting clients why the daemon does not serve"),
         Err(error) => tracing::warn!(%error, "waiting clients could not be told"),
     }
+}
+
+/// Checks that a configuration would serve models, and warns of those that it would not. Returns the number that it would.
+fn check(config: &Config) -> Result<String, ConfigError> {
+    directories::check(&config.models)?;
+    let refuses = daemon::device::refuses(config.device.backend);
+    let survey = directories::survey(&config.models, directories::CHECK_PATIENCE, Box::new(refuses));
+    for warning in directories::judge(config, survey.as_ref())? {
+        // Not to the log, which may keep warnings back.
+        let _ = writeln!(std::io::stderr(), "warning: {warning}");
+    }
+    let survey = survey.unwrap_or_default();
+    let all = survey.served.len() + survey.unserved.len() + survey.unseen.len();
+    Ok(format!("{} of {all} models would be served", survey.served.len()))
 }
 
 /// Makes command-line paths absolute: they are relative to the caller's directory.

@@ -13,7 +13,7 @@ use crate::served::Served;
 const SOCKET: &str = "http.sock";
 
 /// All paths that take a body. The first byte of an input chooses one.
-pub const PATHS: [&str; 11] = [
+pub const PATHS: [&str; 12] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -25,6 +25,7 @@ pub const PATHS: [&str; 11] = [
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+    "/v1/rerank",
 ];
 
 fn start() -> Served {
@@ -39,7 +40,8 @@ fn start() -> Served {
 }
 
 /// Sends `data` as a request's body. For any input: an answer comes in time. It is no fault of the gateway's or the
-/// daemon's. Its form is that of its type: JSON, lines of JSON, or events with JSON.
+/// daemon's. Its form is that of its type: JSON, lines of JSON, or events with JSON. A refusal has the form of the path's API,
+/// also within an answer that has begun.
 pub fn http_body(data: &[u8], plant: bool) {
     static SERVED: OnceLock<Served> = OnceLock::new();
     let served = SERVED.get_or_init(start);
@@ -69,27 +71,40 @@ fn check(path: &str, said: &[u8], plant: bool) {
     assert!(expected, "{path}: status {status}: {text}");
     if has("content-type: text/event-stream") {
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-        data.filter(|data| *data != "[DONE]").for_each(is_json);
+        data.filter(|data| *data != "[DONE]").for_each(|data| told_as_its_api_does(path, data));
     } else if has("content-type: application/x-ndjson") {
-        text.lines().for_each(is_json);
+        text.lines().for_each(|line| told_as_its_api_does(path, line));
     } else {
-        is_json(text);
+        told_as_its_api_does(path, text);
     }
     if status == 200 {
         return;
     }
-    let value: Value = serde_json::from_str(text).expect("an error is one JSON value");
-    // Ollama's errors are texts, and the others' objects with a message.
-    let message = value["error"]["message"].as_str().or(value["error"].as_str());
-    assert!(message.is_some_and(|message| !message.is_empty()), "{path}: an error without words: {text}");
+    let value = json(text);
+    assert!(value.get("error").is_some(), "{path}: status {status} without an error: {text}");
     if plant {
         crate::planted_short(value["error"]["param"].as_str().unwrap_or_default().as_bytes());
     }
 }
 
-fn is_json(text: &str) {
-    let read: Result<Value, _> = serde_json::from_str(text);
-    assert!(read.is_ok(), "no JSON: {text:?}");
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("no JSON ({error}): {text:?}"))
+}
+
+/// JSON whose error, if it has one, is as the API's own clients read it. It has words, and a type if the API has types.
+fn told_as_its_api_does(path: &str, text: &str) {
+    let value = json(text);
+    // A response that is whole says with null that nothing went wrong.
+    let Some(error) = value.get("error").filter(|error| !error.is_null()) else { return };
+    let has = |key: &str| error[key].as_str().is_some_and(|words| !words.is_empty());
+    let told = if path.starts_with("/api/") {
+        error.as_str().is_some_and(|words| !words.is_empty())
+    } else if path.starts_with("/v1/messages") {
+        value["type"] == "error" && has("type") && has("message")
+    } else {
+        has("message") && has("type") && error.get("param").is_some() && error.get("code").is_some()
+    };
+    assert!(told, "{path}: an error in another form: {text}");
 }
 
 /// The content of a body in chunks, which must be whole.

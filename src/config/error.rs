@@ -9,7 +9,7 @@ use crate::share::limits::OutOfRange;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {}: {source}", path.display())]
+    #[error("cannot read the configuration {}: {source}; make it readable for the daemon's user, or remove it", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -124,6 +124,20 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
+    /// There are models, and none of them can be served, at a reload or a check.
+    #[error(
+        "models: none of the {found} models in the directories would be served; the first is {}: {reason}. Replace or remove these \
+         files, or name another directory",
+        path.display()
+    )]
+    NothingServed {
+        /// Number of models.
+        found: usize,
+        /// The first one's file.
+        path: PathBuf,
+        /// Why it would not be served.
+        reason: String,
+    },
     /// A path that is not absolute.
     #[error("{key} must be an absolute path, not {}", path.display())]
     Relative {
@@ -142,7 +156,7 @@ impl ConfigError {
                 Some(key.split('.').collect())
             }
             Self::UserLimit { name, source } => Some(vec!["limits", "users", name, source.key]),
-            Self::Directory { .. } => Some(vec!["models"]),
+            Self::Directory { .. } | Self::NothingServed { .. } => Some(vec!["models"]),
             Self::User { name, .. } => Some(vec!["limits", "users", name]),
             _ => None,
         }

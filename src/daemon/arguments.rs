@@ -25,7 +25,8 @@ pub struct Arguments {
     /// Read settings from this TOML file, then from conf.d/*.toml beside it; --socket and --models take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration and exit; an empty file is refused, as a reload refuses it
+    /// Check the configuration and its models' headers, warn of models that would not be served, and exit. An empty file is
+    /// refused, and models of which none would be served, as a reload refuses them
     #[arg(long)]
     pub check_config: bool,
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use crate::backend::hip::{HipBackend, HipOptions};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, cpu, hip};
 use crate::config::{BackendChoice, Config, Graphs, Simd};
+use crate::program::Program;
 
 /// Name of the note in [`info`](Backend::info) that says why no GPU is used.
 pub const REASON: &str = "no GPU";
@@ -36,6 +37,15 @@ pub fn factory(config: &Config) -> impl Fn() -> Result<Box<dyn Backend>, Backend
                 Ok(Box::new(open_cpu()?.with_note(REASON, error.to_string())))
             }
         }
+    }
+}
+
+/// Names what the configured device cannot compute, without opening it. Where the CPU may take a GPU's place, that is what
+/// the CPU cannot.
+pub fn refuses(choice: BackendChoice) -> fn(&Program) -> Option<BackendError> {
+    match choice {
+        BackendChoice::Hip => hip::refuses,
+        BackendChoice::Auto | BackendChoice::Cpu => cpu::refuses,
     }
 }
 

@@ -11,7 +11,7 @@ use signal_hook_tokio::Signals;
 use super::inherited::Inherited;
 use super::{ConfigSource, Daemon, DaemonError, directories, watchdog};
 use crate::backend::{Backend, BackendError};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::session;
 
 /// Exit status when a second signal ends the process at once.
@@ -100,8 +100,11 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Err(error) => tracing::warn!(%error, "reading the monotonic clock for the service manager failed"),
     }
     let new = match source.reload() {
-        Ok((new, origins)) => match directories::check_new(&config.models, &new.models).await {
-            Ok(()) => Ok((new, origins)),
+        Ok((new, origins)) => match worth(daemon, config, &new).await {
+            Ok(warnings) => {
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                Ok((new, origins))
+            }
             Err(error) => Err(origins.name(error)),
         },
         Err(error) => Err(error),
@@ -137,6 +140,24 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
     }
     let status = status(daemon, config);
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+/// The models that a new configuration would not serve. Directories that are in force already may have become worthless: they are no
+/// reason to refuse other changes.
+async fn worth(daemon: &Daemon, old: &Config, new: &Config) -> Result<Vec<String>, ConfigError> {
+    let engine = daemon.engine.handle();
+    let (old, new) = (old.models.clone(), new.clone());
+    let look = move || {
+        directories::check_new(&old, &new.models)?;
+        let refuses = move |program: &_| engine.check_program(program).err();
+        let survey = directories::survey(&new.models, directories::RELOAD_PATIENCE, Box::new(refuses));
+        match directories::judge(&new, survey.as_ref()) {
+            Err(error) if new.models == old => Ok(vec![error.to_string()]),
+            judged => judged,
+        }
+    };
+    // Without an answer, the configuration is at least readable.
+    tokio::task::spawn_blocking(look).await.unwrap_or_else(|_| Ok(Vec::new()))
 }
 
 /// True if a changed setting takes effect only at a start.

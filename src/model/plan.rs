@@ -152,7 +152,7 @@ pub enum PlanError {
         /// `expert_count`.
         count: usize,
     },
-    /// The file lacks required tensors. Lists all of them, with the names that were tried.
+    /// The file lacks required tensors. The text names the first ones: a file without weights lacks hundreds.
     #[error("{} required tensors are missing: {}", missing.len(), list(missing))]
     MissingTensors {
         /// All missing tensors.
@@ -195,10 +195,16 @@ pub enum PlanError {
     },
 }
 
+/// Most missing tensors that a text names.
+const NAMED_MAX: usize = 4;
+
 fn list(missing: &[MissingTensor]) -> String {
-    let texts: Vec<String> =
-        missing.iter().map(|m| format!("{} (tried {})", m.role, m.tried.join(", "))).collect();
-    texts.join("; ")
+    let named = missing.iter().take(NAMED_MAX);
+    let texts: Vec<String> = named.map(|m| format!("{} (tried {})", m.role, m.tried.join(", "))).collect();
+    match missing.len().saturating_sub(NAMED_MAX) {
+        0 => texts.join("; "),
+        more => format!("{}; and {more} more", texts.join("; ")),
+    }
 }
 
 impl ExecutionPlan {

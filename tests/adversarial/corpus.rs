@@ -212,6 +212,13 @@ fn bodies() -> Seeds {
             "embeddings",
             of("/v1/embeddings", json!({"model": "m", "input": ["a", "b"], "encoding_format": "base64"})),
         ),
+        (
+            "rerank",
+            of(
+                "/v1/rerank",
+                json!({"model": "m", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+            ),
+        ),
         ("response", of("/v1/responses", response)),
         ("message", of("/v1/messages", message)),
         (

@@ -7,6 +7,7 @@ mod bench;
 mod broken_gpu;
 mod changes;
 mod chats;
+mod checked;
 mod child;
 mod clients;
 #[path = "../common/mod.rs"]

@@ -32,12 +32,23 @@ pub fn run(client: &Client, file: Option<&Path>, period: Option<u32>, output: Ou
         match file {
             None => output.show(&page, |out, page| out.write_all(page.prometheus.as_bytes()))?,
             Some(file) => replace(file, &page.prometheus)
-                .map_err(|error| Failure::File(format!("{}: {error}", file.display())))?,
+                .map_err(|error| Failure::File(format!("{}: {error}{}", file.display(), advice(&error))))?,
         }
         match period {
             None => return Ok(()),
             Some(seconds) => std::thread::sleep(Duration::from_secs(seconds.into())),
         }
+    }
+}
+
+/// The way out of an error, if there is one.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "; its directory must be there: that of the node exporter comes with Debian's prometheus-node-exporter"
+        }
+        io::ErrorKind::PermissionDenied => "; write to a directory of your own, or as root",
+        _ => "",
     }
 }
 
@@ -126,7 +137,8 @@ mod tests {
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         replace(&file, "three\n").unwrap();
         assert_eq!(mode(&file), 0o600, "an existing file keeps its mode");
-        assert!(replace(&dir.path().join("none/rocmforge.prom"), "x").is_err());
+        let error = replace(&dir.path().join("none/rocmforge.prom"), "x").unwrap_err();
+        assert!(advice(&error).contains("its directory must be there"), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the file alone");
     }
 

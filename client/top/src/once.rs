@@ -1,6 +1,6 @@
 //! Prints one frame, or lines of JSON.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::arguments::Arguments;
 use crate::watch::{self, Update};
 use crate::{Failure, text, view};
 
-/// Default columns of a frame.
+/// Columns of a frame that goes to no terminal.
 const COLUMNS: usize = 100;
 
 /// Most columns of a frame.
@@ -18,12 +18,19 @@ const COLUMNS_MAX: usize = 1000;
 /// Prints a frame after one interval. Never returns a signal's number: signals end the program by themselves.
 pub fn frame(arguments: &Arguments, out: &mut dyn Write) -> Result<Option<u8>, Failure> {
     let app = two_samples(arguments)?;
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    for line in view::lines(&app, columns.unwrap_or(COLUMNS).min(COLUMNS_MAX), None) {
+    let stated = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let columns = stated.or_else(of_terminal).unwrap_or(COLUMNS).min(COLUMNS_MAX);
+    for line in view::lines(&app, columns, None) {
         writeln!(out, "{}", line.to_string().trim_end())?;
     }
     out.flush()?;
     Ok(None)
+}
+
+/// Columns of the terminal that the frame is printed on.
+fn of_terminal() -> Option<usize> {
+    let size = std::io::stdout().is_terminal().then(ratatui::crossterm::terminal::size)?;
+    size.ok().map(|(columns, _)| columns.into()).filter(|columns| *columns > 0)
 }
 
 fn two_samples(arguments: &Arguments) -> Result<App, Failure> {

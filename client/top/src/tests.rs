@@ -13,9 +13,11 @@ use rocmforge_client::wire::{
     ResidencyReply, Rules, SequenceEntry, SequenceState, StatusReply, SubscribeItem,
 };
 
+use unicode_width::UnicodeWidthStr;
+
 use crate::bar::{columns, segments, strip};
 use crate::sample::Sample;
-use crate::text::{age, cut, fit, printable};
+use crate::text::{age, cut, fit, printable, wrapped};
 use crate::watch::Update;
 use crate::{App, Arguments, Sort, view};
 
@@ -228,6 +230,29 @@ fn every_size_is_drawn_and_none_panics() {
     );
 }
 
+/// A terminal of 80 columns and 24 lines, and one frame as text: nothing but names is cut.
+#[test]
+fn eighty_columns_hold_every_text() {
+    let mut app = app([sample(), later()]);
+    tell(&mut app, vec![event(EventKind::ModelMapped, 0), event(EventKind::Loaded, 6)]);
+    let printed = |line: &ratatui::text::Line<'_>| line.to_string().trim_end().to_owned();
+    let once: Vec<String> = view::lines(&app, 80, None).iter().map(printed).collect();
+    for rows in [shown(&app, 80, 24), once] {
+        let text = rows.join("\n");
+        let cut: Vec<&String> = rows.iter().filter(|row| row.ends_with('~') || row.width() > 80).collect();
+        assert!(cut.is_empty(), "{cut:?}: {text}");
+        for whole in
+            ["mapped files ", "1.0 misses/s", "for weights", "pinned, priority 2", "75% of 4.0 GiB", "AGE"]
+        {
+            assert!(rows.iter().any(|row| row.contains(whole)), "{whole}: {text}");
+        }
+    }
+    assert_eq!(wrapped("a, b; c, ", 4), ["a,", "b;", "c,"]);
+    assert_eq!(wrapped("a, b; c", 80), ["a, b; c"]);
+    assert_eq!(wrapped("abcdef, b", 4), ["abc~", "b"]);
+    assert_eq!(wrapped("", 4), [""]);
+}
+
 #[test]
 fn names_of_strangers_steer_nothing() {
     let mut hostile = sample();
@@ -269,7 +294,7 @@ fn without_devices_and_without_models_there_is_still_a_frame() {
     let mut in_place = sample();
     in_place.residency.devices[0] =
         DeviceMemory { kind: "cpu".into(), device: "one".into(), ..Default::default() };
-    let rows = shown(&app([in_place]), 80, 20);
+    let rows = shown(&app([in_place]), 80, 19);
     assert_eq!(rows[1], "cpu one: weights are read in place, KV 0 B; 0 running, 0 waiting");
     assert_eq!(rows[2], "no rates yet", "no bar, and one sample tells no rate");
 }

@@ -40,6 +40,20 @@ pub fn cut(text: &str, columns: usize) -> String {
     cut
 }
 
+/// A list in lines of at most `columns` columns, broken behind its commas and semicolons.
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for piece in text.split_inclusive(", ").flat_map(|piece| piece.split_inclusive("; ")) {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() || (line.width() + piece.trim_end().width()) <= columns => {
+                line.push_str(piece);
+            }
+            _ => lines.push(piece.to_owned()),
+        }
+    }
+    lines.iter().map(|line| cut(line.trim_end(), columns)).collect()
+}
+
 /// Cuts and fills with spaces to exactly `columns` columns.
 pub fn fit(text: &str, columns: usize) -> String {
     let mut fitted = cut(text, columns);

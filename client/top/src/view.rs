@@ -11,10 +11,20 @@ use unicode_width::UnicodeWidthStr;
 use crate::app::{App, Happening};
 use crate::bar::{columns, letter_of, part_colour, segments, strip};
 use crate::sample::{Rates, Sample};
-use crate::text::{age, bytes, cut, fit, fit_right, model_name, printable, words};
+use crate::text::{age, bytes, cut, fit, fit_right, model_name, printable, words, wrapped};
 
 /// Most lines of a bar's legend.
 const LEGEND_LINES: usize = 3;
+
+/// Columns of a model's line without its name, parts and notes.
+const NUMBER_COLUMNS: usize = 39;
+
+/// Head of the notes, and most columns that names leave them.
+const NOTES: &str = "RULES, LOADING";
+const NOTE_COLUMNS: usize = 24;
+
+/// Fewest lines of a screen on which a text that is too long takes a second line, instead of being cut.
+const ROOMY: usize = 20;
 
 /// Most columns of a strip of parts; Enter shows all parts of a model with more.
 const STRIP_COLUMNS: usize = 36;
@@ -39,13 +49,17 @@ pub fn draw(app: &App, buffer: &mut Buffer) {
 
 /// A frame of `width` columns. With a height it has at most that many lines, otherwise as many as needed.
 pub fn lines(app: &App, width: usize, height: Option<usize>) -> Vec<Line<'static>> {
-    let mut top = head(app, width);
+    let fitted = |text: &str| match height.is_none_or(|height| height >= ROOMY) {
+        true => wrapped(text, width),
+        false => vec![cut(text, width)],
+    };
+    let mut top = head(app, &fitted);
     if app.help && height.is_some() {
         top.extend(LETTERS.iter().map(|text| dim(cut(text, width))));
     }
     if let Some((sample, _)) = &app.sample {
         for (number, device) in (0u32..).zip(&sample.residency.devices) {
-            top.extend(device_lines(app, sample, number, device, width));
+            top.extend(device_lines(app, sample, number, device, width, &fitted));
         }
     }
     let lists = [models(app, width), requests(app, width), events(app, width)];
@@ -121,7 +135,7 @@ fn dim(text: String) -> Line<'static> {
     Line::styled(text, Style::new().fg(Color::DarkGray))
 }
 
-fn head(app: &App, width: usize) -> Vec<Line<'static>> {
+fn head(app: &App, fitted: &dyn Fn(&str) -> Vec<String>) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     if let Some((sample, _)) = &app.sample {
         let status = &sample.status;
@@ -135,12 +149,13 @@ fn head(app: &App, width: usize) -> Vec<Line<'static>> {
             bytes(status.rss_anon_bytes),
             bytes(status.rss_file_bytes)
         );
-        lines.push(Line::raw(cut(&text, width)));
+        lines.extend(fitted(&text).into_iter().map(Line::raw));
     }
     if let Some((why, since)) = &app.gone {
         let for_long = age(u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX));
         let text = format!("no answer for {for_long}, asking again: {}", printable(why));
-        lines.push(Line::styled(cut(&text, width), Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)));
+        let style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+        lines.extend(fitted(&text).into_iter().map(|text| Line::styled(text, style)));
     }
     lines
 }
@@ -151,6 +166,7 @@ fn device_lines(
     number: u32,
     device: &rocmforge_client::wire::DeviceMemory,
     width: usize,
+    fitted: &dyn Fn(&str) -> Vec<String>,
 ) -> Vec<Line<'static>> {
     let name = format!("{} {}", printable(&device.kind), printable(&device.device));
     let queue = format!("{} running, {} waiting", device.sequences_running, device.sequences_queued);
@@ -158,13 +174,14 @@ fn device_lines(
         0 => format!("weights are read in place, KV {}", bytes(kv_of(sample, number))),
         budget => format!("budget {}, {} available", bytes(budget), bytes(device.available_bytes)),
     };
-    let title = cut(&format!("{name}: {memory}; {queue}"), width);
-    let mut lines = vec![Line::styled(title, Style::new().add_modifier(Modifier::BOLD))];
+    let title = fitted(&format!("{name}: {memory}; {queue}")).into_iter();
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines: Vec<_> = title.map(|text| Line::styled(text, bold)).collect();
     if device.budget_bytes > 0 {
         lines.extend(bar(number, device, &sample.residency.models, width));
     }
     let rates = usize::try_from(number).ok().and_then(|at| app.rates.get(at).copied().flatten());
-    lines.push(Line::raw(cut(&rate_text(rates), width)));
+    lines.extend(fitted(&rate_text(rates)).into_iter().map(Line::raw));
     let sums = format!(
         "total: {} loads of {}, {} hits; {} parts evicted, {}; {} steps waited {:.1} s for weights",
         device.loads,
@@ -175,7 +192,7 @@ fn device_lines(
         device.load_waits,
         device.load_wait_us as f64 / 1e6
     );
-    lines.push(dim(cut(&sums, width)));
+    lines.extend(fitted(&sums).into_iter().map(dim));
     lines
 }
 
@@ -237,16 +254,15 @@ fn models(app: &App, width: usize) -> List {
     let models = app.models();
     let all = app.sample.as_ref().map_or(&[][..], |(sample, _)| &sample.residency.models);
     let longest = models.iter().map(|model| model.parts.len()).max().unwrap_or(0);
-    // Names get half of the columns that the numbers leave, strips the rest.
-    let strip_columns = longest.clamp(5, STRIP_COLUMNS).min(width.saturating_sub(8) / 3);
-    let name_columns = width.saturating_sub(strip_columns + 50).clamp(8, 32);
+    let noted = models.iter().map(|model| notes(model).width()).max().unwrap_or(0);
+    // Names and strips share the columns that the numbers and the notes leave.
+    let room = width.saturating_sub(NUMBER_COLUMNS + noted.clamp(NOTES.len(), NOTE_COLUMNS));
+    let strip_columns = longest.clamp(5, STRIP_COLUMNS).min(room / 2).max(5);
+    let name_columns = room.saturating_sub(strip_columns).clamp(8, 32);
+    let columns =
+        [name_columns, strip_columns, width.saturating_sub(NUMBER_COLUMNS + name_columns + strip_columns)];
     let row = |model: &&ResidencyEntry| {
-        model_line(
-            model,
-            letter_of(model, all),
-            [name_columns, strip_columns],
-            Some(model.id) == app.selected,
-        )
+        model_line(model, letter_of(model, all), columns, Some(model.id) == app.selected)
     };
     let mut rows: Vec<_> = models.iter().map(row).collect();
     let seen = app.selected_at().unwrap_or(0);
@@ -265,13 +281,13 @@ fn models(app: &App, width: usize) -> List {
         fit_right("KV", 10),
         fit_right("REQ", 4),
         fit_right("IDLE", 7),
-        "RULES, LOADING"
+        NOTES
     );
     List { title: format!("Models: {}", models.len()), head: Some(dim(cut(&head, width))), rows, seen }
 }
 
-fn model_line(model: &ResidencyEntry, letter: char, columns: [usize; 2], selected: bool) -> Line<'static> {
-    let [name_columns, strip_columns] = columns;
+fn model_line(model: &ResidencyEntry, letter: char, columns: [usize; 3], selected: bool) -> Line<'static> {
+    let [name_columns, strip_columns, note_columns] = columns;
     let name = fit(&model_name(&model.model), name_columns);
     let style = if selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
     let mut spans = vec![Span::styled(format!("{letter} {name}"), style), Span::raw(" ")];
@@ -279,21 +295,26 @@ fn model_line(model: &ResidencyEntry, letter: char, columns: [usize; 2], selecte
     spans
         .extend(strip.chars().map(|part| Span::styled(part.to_string(), Style::new().fg(part_colour(part)))));
     let idle = model.idle_ms.map_or("-".to_owned(), age);
-    let mut notes = rules(&model.rules);
-    if let Some(loading) = &model.loading {
-        let share = loading.device_bytes as f64 * 100.0 / loading.device_bytes_total.max(1) as f64;
-        let total = bytes(loading.device_bytes_total);
-        notes.insert(0, format!("loading {share:.0}% of {total}"));
-    }
     spans.push(Span::raw(format!(
         " {} {} {} {} {}",
         fit_right(&bytes(model.weight_bytes), 10),
         fit_right(&bytes(model.kv_bytes), 10),
         fit_right(&model.sequences.to_string(), 4),
         fit_right(&idle, 7),
-        notes.join(", ")
+        cut(&notes(model), note_columns)
     )));
     Line::from(spans)
+}
+
+/// The progress of a load, and the rules.
+fn notes(model: &ResidencyEntry) -> String {
+    let mut notes = rules(&model.rules);
+    if let Some(loading) = &model.loading {
+        let share = loading.device_bytes as f64 * 100.0 / loading.device_bytes_total.max(1) as f64;
+        let total = bytes(loading.device_bytes_total);
+        notes.insert(0, format!("loading {share:.0}% of {total}"));
+    }
+    notes.join(", ")
 }
 
 fn rules(rules: &Rules) -> Vec<String> {
@@ -346,7 +367,7 @@ fn requests(app: &App, width: usize) -> List {
     sequences.sort_by_key(|sequence| (sequence.queue_position, sequence.id));
     let waits = |state| matches!(state, SequenceState::Queued | SequenceState::Preparing);
     let waiting = all.iter().filter(|sequence| waits(sequence.state)).count();
-    let name_columns = width.saturating_sub(58).clamp(8, 32);
+    let name_columns = width.saturating_sub(59).clamp(8, 32);
     let head = format!(
         "  {} {} {} {} {} {}",
         fit("MODEL", name_columns),

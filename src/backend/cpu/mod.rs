@@ -41,6 +41,7 @@ mod step;
 pub mod thresholds;
 
 pub use isa::{Isa, Kernels};
+pub use run::refuses;
 pub use slices::Slices;
 
 use std::collections::HashMap;
@@ -178,7 +179,7 @@ impl Backend for CpuBackend {
     }
 
     fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
-        run::refuses
+        refuses
     }
 
     fn reads_in_place(&self) -> bool {
@@ -199,7 +200,7 @@ impl Backend for CpuBackend {
         limits: StepLimits,
         kv_pages: u32,
     ) -> Result<ModelSlot, BackendError> {
-        if let Some(refusal) = run::refuses(program) {
+        if let Some(refusal) = refuses(program) {
             return Err(refusal);
         }
         let model = OpenModel::open(program, limits, self.kv, kv_pages, !self.unfused)?;

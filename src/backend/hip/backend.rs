@@ -240,6 +240,11 @@ impl HipBackend {
     }
 }
 
+/// Names what no GPU computes of a program.
+pub fn refuses(program: &Program) -> Option<BackendError> {
+    bind::refuse(program)
+}
+
 impl Backend for HipBackend {
     fn info(&self) -> BackendInfo {
         let device = self.device.description();
@@ -267,7 +272,7 @@ impl Backend for HipBackend {
     }
 
     fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
-        |program| bind::refuse(program)
+        refuses
     }
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {

@@ -14,7 +14,7 @@ mod weights;
 #[cfg(test)]
 pub(crate) use weights::arrival::Arrival;
 
-pub use backend::{HipBackend, HipOptions};
+pub use backend::{HipBackend, HipOptions, refuses};
 pub use device::arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Purpose};
 pub use device::binding::{Library, LibraryError};
 pub use device::driver::{

@@ -358,6 +358,11 @@ fn all_missing_tensors_are_listed_at_once() {
     let text = err.to_string();
     assert!(text.starts_with("3 required tensors are missing: token embedding (tried token_embd"), "{text}");
     assert!(text.contains("blk.0.attn_k.weight") && text.contains("blk.1.ffn_norm.weight"), "{text}");
+    // As of a file that has a vocabulary alone.
+    let all = vec![missing("output norm", "output_norm.weight"); 290];
+    let text = PlanError::MissingTensors { missing: all }.to_string();
+    assert!(text.starts_with("290 required tensors are missing: output norm (tried "), "{text}");
+    assert!(text.ends_with("; and 286 more") && text.len() < 300, "{text}");
 }
 
 #[test]

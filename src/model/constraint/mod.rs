@@ -20,6 +20,7 @@ mod cache;
 mod error;
 mod gbnf;
 mod schema;
+mod standard;
 
 pub use error::ConstraintError;
 

@@ -73,6 +73,81 @@ fn each_kind_allows_what_fits_and_nothing_else() {
     }
 }
 
+/// Values and verdicts of JSON-Schema-Test-Suite, with its descriptions. A value that is valid need not be allowed.
+#[test]
+fn numbers_and_idle_keys_mean_what_the_standard_says() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let cases: [(&str, &str, &[&str], &[&str]); 16] = [
+        ("maxItems validation with a decimal", r#"{"maxItems": 2.0}"#, &["[1]"], &["[1,2,3]"]),
+        ("minItems validation with a decimal", r#"{"minItems": 1.0}"#, &["[1,2]"], &["[]"]),
+        ("maxLength validation with a decimal", r#"{"maxLength": 2.0}"#, &["\"f\""], &["\"foo\""]),
+        ("minProperties validation with a decimal", r#"{"minProperties": 1.0}"#, &["{\"foo\":1}"], &["{}"]),
+        (
+            "float and integers are equal",
+            r#"{"const": 9007199254740992}"#,
+            &["9007199254740992"],
+            &["9007199254740991"],
+        ),
+        ("a whole number with a fraction of zero", r#"{"enum": [2.0, "a"]}"#, &["2", "\"a\""], &["3"]),
+        (
+            "a whole bound of a whole number",
+            r#"{"type": "integer", "minimum": 2.0, "multipleOf": 2.0}"#,
+            &["2", "4"],
+            &["1", "3"],
+        ),
+        (
+            "minLength beside an integer",
+            r#"{"type": "integer", "minLength": 2.0, "pattern": "["}"#,
+            &["7"],
+            &["\"ab\""],
+        ),
+        (
+            "ignores non-arrays",
+            r#"{"type": "string", "uniqueItems": true, "contains": false}"#,
+            &["\"a\""],
+            &["[]"],
+        ),
+        ("uniqueItems=false validation", r#"{"type": "array", "uniqueItems": false}"#, &["[1,1]"], &["{}"]),
+        ("minContains without contains is ignored", r#"{"minContains": 1}"#, &["[]"], &[]),
+        ("ignore then without if", r#"{"type": "integer", "then": {"const": 0}}"#, &["16"], &["\"hello\""]),
+        ("allow everything with boolean schema false", r#"{"not": false}"#, &["1"], &[]),
+        (
+            "unevaluatedProperties with adjacent properties",
+            r#"{"type": "object", "properties": {"foo": {"type": "string"}}, "unevaluatedProperties": false}"#,
+            &["{\"foo\":\"foo\"}"],
+            &["{\"foo\":\"foo\",\"bar\":1}"],
+        ),
+        (
+            "unevaluatedItems with tuple",
+            r#"{"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": false}"#,
+            &["[\"foo\"]"],
+            &["[\"foo\",\"bar\"]"],
+        ),
+        ("unknown formats say nothing", r#"{"type": "string", "format": "password"}"#, &["\"a\""], &["1"]),
+    ];
+    for (what, schema, valid, invalid) in cases {
+        let compiled = compiler.compile(&source(ConstraintKind::JsonSchema, schema), TESTER);
+        let compiled = compiled.unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (texts, wanted) in [(valid, true), (invalid, false)] {
+            for text in texts {
+                let followed = followed(&mut compiled.copy(), &tokenizer, text);
+                assert_eq!(followed == (text.len(), true), wanted, "{what}: {text}");
+            }
+        }
+    }
+    // Keys that have an effect and cannot be followed are refused by name.
+    for (schema, named) in [
+        (r#"{"type": "array", "uniqueItems": true}"#, "uniqueItems"),
+        (r#"{"if": {"const": 1}, "then": false}"#, "if"),
+        (r#"{"const": 9007199254740993}"#, "9007199254740993"),
+        (r#"{"type": "string", "format": "json-pointer"}"#, "json-pointer"),
+    ] {
+        let error = compiler.compile(&source(ConstraintKind::JsonSchema, schema), TESTER).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
 #[test]
 fn a_constraint_that_nothing_can_follow_is_complete_and_another_ends_by_a_token() {
     let tokenizer = tokenizer();

@@ -17,23 +17,23 @@ use crate::share::Charge;
 use crate::tensor::{MapError, is_shortage};
 
 /// An open file of a model.
-struct OpenFile {
-    file: File,
+pub(super) struct OpenFile {
+    pub(super) file: File,
     /// Type of its file system, if that one's server may hang.
-    served: Option<String>,
+    pub(super) served: Option<String>,
 }
 
 /// A model's files, opened.
 pub(super) struct Handed {
     identity: Identity,
     /// `None` if these files are mapped already.
-    files: Option<Vec<OpenFile>>,
+    pub(super) files: Option<Vec<OpenFile>>,
     /// The names whose threads may work on them: see [`Subject::name`].
     gate: String,
 }
 
 /// Why files were not opened.
-enum Fault {
+pub(super) enum Fault {
     Open(std::io::Error),
     Inspect(MapError),
     /// On a file system of that type, which is not allowed.
@@ -109,7 +109,7 @@ impl Store {
 
     /// Opens a directory's files on a thread that may be lost. Unless `again`, files that are mapped already are closed
     /// there too.
-    fn open_entry(
+    pub(super) fn open_entry(
         self: &Arc<Self>,
         name: &str,
         entry: &Entry,
@@ -305,7 +305,7 @@ impl Store {
     }
 
     /// Closes files. To close one asks its server, so that happens aside.
-    fn close(&self, files: Option<Vec<OpenFile>>) {
+    pub(super) fn close(&self, files: Option<Vec<OpenFile>>) {
         for OpenFile { file, served } in files.into_iter().flatten() {
             if served.is_some() {
                 self.aside.let_go(String::new(), file);

@@ -46,6 +46,7 @@ mod pages;
 mod room;
 mod scan;
 mod shards;
+mod survey;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -58,6 +59,7 @@ use listing::InTables;
 pub use listing::{Listing, ModelStatus};
 pub use names::Passed;
 use scan::Scan;
+pub use survey::{Survey, Unserved};
 use tables::{Gone, Tables};
 
 /// Most names from all directories.

@@ -101,6 +101,11 @@ impl Tables {
         self.listed.get(name).map(|listed| Source::Directory(listed.entry.clone()))
     }
 
+    /// The directories' names and files.
+    pub(super) fn entries(&self) -> Vec<(String, Entry)> {
+        self.listed.iter().map(|(name, listed)| (name.clone(), listed.entry.clone())).collect()
+    }
+
     /// Replaces the directories' entries by a new scan. Retires models whose file was removed.
     pub(super) fn replace_entries(&mut self, entries: BTreeMap<String, Entry>) -> Gone {
         let mut old = std::mem::take(&mut self.listed);

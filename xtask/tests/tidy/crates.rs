@@ -1,6 +1,6 @@
 //! Dependencies: each is used, and each crate that the project is built on has a test that needs it.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use crate::source::{Source, files, root};
 
@@ -159,6 +159,35 @@ fn every_dependency_is_used() {
     assert!(idle.is_empty(), "dependencies that no code uses:\n{}", idle.join("\n"));
 }
 
+/// The fuzz targets are a workspace of their own, and are built with `--locked`: a new dependency belongs to their lock, too.
+#[test]
+fn the_fuzz_targets_lock_has_every_dependency() {
+    let lock = std::fs::read_to_string(root().join("fuzz/Cargo.lock")).expect("a lock can be read");
+    let lock: toml::Table = lock.parse().expect("a lock is TOML");
+    let packages = lock["package"].as_array().expect("packages are a list");
+    let mut missing = Vec::new();
+    for (manifest, package) in
+        [("Cargo.toml", "rocmforge"), ("client/gateway/Cargo.toml", "rocmforge-gateway")]
+    {
+        let of_package = packages.iter().find(|one| one["name"].as_str() == Some(package));
+        let locked: BTreeSet<String> = of_package.expect("a package of ours")["dependencies"]
+            .as_array()
+            .expect("dependencies are a list")
+            .iter()
+            // A version stands behind a name that several packages have.
+            .filter_map(|name| name.as_str()?.split(' ').next())
+            .map(|name| name.replace('-', "_"))
+            .collect();
+        let lacks = |name: &String| !locked.contains(name);
+        missing.extend(needed(manifest).into_iter().filter(lacks).map(|name| format!("{manifest}: {name}")));
+    }
+    assert!(
+        missing.is_empty(),
+        "not in fuzz/Cargo.lock; run `cargo update --workspace` in fuzz:\n{}",
+        missing.join("\n")
+    );
+}
+
 #[test]
 fn exactly_one_advisory_is_excepted() {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml can be read");
@@ -174,16 +203,22 @@ fn exactly_one_advisory_is_excepted() {
 
 /// Names under `[dependencies]`, with `_` for `-` as in code.
 fn dependencies(manifest: &str) -> Vec<String> {
+    listed(manifest, |_| true)
+}
+
+/// As [`dependencies`], without those that a feature adds.
+fn needed(manifest: &str) -> Vec<String> {
+    listed(manifest, |one| one.get("optional").is_none())
+}
+
+fn listed(manifest: &str, wanted: impl Fn(&toml::Value) -> bool) -> Vec<String> {
     let text = std::fs::read_to_string(root().join(manifest)).expect("a manifest can be read");
     let table: toml::Table = text.parse().expect("a manifest is TOML");
-    let names: BTreeMap<String, ()> = table["dependencies"]
-        .as_table()
-        .expect("dependencies are a table")
-        .keys()
-        .map(|name| (name.replace('-', "_"), ()))
-        .collect();
+    let all = table["dependencies"].as_table().expect("dependencies are a table");
+    let names: BTreeSet<String> =
+        all.iter().filter(|(_, one)| wanted(one)).map(|(name, _)| name.replace('-', "_")).collect();
     assert!(!names.is_empty(), "{manifest} has dependencies");
-    names.into_keys().collect()
+    names.into_iter().collect()
 }
 
 fn names_crate(code: &str, name: &str) -> bool {

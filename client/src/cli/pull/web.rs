@@ -105,6 +105,10 @@ pub fn web_error(url: &str, error: Error) -> PullError {
         (None, Error::RequireHttpsOnly(to)) => {
             PullError::Web { url, reason: format!("it leads to {to}, which is not encrypted") }
         }
+        (None, Error::Io(error)) => {
+            let reason = format!("its server cannot be asked: {error}; check the address and the network");
+            PullError::Web { url, reason }
+        }
         (None, error) => PullError::Web { url, reason: error.to_string() },
     }
 }
@@ -224,4 +228,23 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
 fn range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let (range, total) = text(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_not_there_is_told_with_what_to_do() {
+        // Freed at once: nobody listens there.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let url = format!("http://127.0.0.1:{port}/x.gguf");
+        let error = agent(&url, false).unwrap().get(&url).call().unwrap_err();
+        let told = web_error(&url, error).to_string();
+        assert!(
+            told.starts_with(&format!("{url}: its server cannot be asked: Connection refused")),
+            "{told}"
+        );
+        assert!(told.ends_with("; check the address and the network"), "{told}");
+    }
 }
