@@ -69,6 +69,8 @@ pub enum Rank {
     StoreTables,
     /// Vocabularies shared by mapped models.
     Tokenizers,
+    /// Constraints of one vocabulary that are being compiled.
+    Compiling,
     /// Compiled constraints of one vocabulary.
     Constraints,
     /// Why a chat template refused a conversation; only in the process that renders it.

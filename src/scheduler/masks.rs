@@ -255,7 +255,7 @@ impl MaskPool {
         self.hand_over(masking, tokens, ahead, false);
     }
 
-    /// Tells threads of the sequences that were handed over. Once for all of a step: a thread that is woken for each sleeps again in
+    /// Tells threads of the sequences that were handed over, once for all of a step. A thread that is woken for each sleeps again in
     /// between, and each call takes some 5 us of the engine's time.
     pub fn start(&mut self) {
         let untold = std::mem::take(&mut self.untold).min(self.threads.len());

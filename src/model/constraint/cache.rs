@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 use super::ConstraintSource;
 use crate::lock::{Mutex, Rank};
 
-type Key = [u8; 32];
+/// The digest of a constraint's text.
+pub(super) type Key = [u8; 32];
 
 /// Compiled constraints by the digest of their texts.
 pub(super) struct Cache {
@@ -76,7 +77,7 @@ impl Cache {
     }
 }
 
-fn key(source: &ConstraintSource) -> Key {
+pub(super) fn key(source: &ConstraintSource) -> Key {
     let mut digest = Sha256::new();
     digest.update([source.kind as u8]);
     digest.update(source.text.as_bytes());

@@ -14,10 +14,12 @@ use llguidance::{ParserFactory, TokenParser, panic_utils};
 
 use super::tokenizer::{TokenKind, Tokenizer};
 use crate::backend::TokenMask;
+use crate::lock;
 use crate::share::{Shares, Taker};
 
 mod cache;
 mod error;
+mod flights;
 mod gbnf;
 mod schema;
 mod standard;
@@ -25,6 +27,7 @@ mod standard;
 pub use error::ConstraintError;
 
 use cache::Cache;
+use flights::{Flights, Turn};
 
 /// Longest text of a constraint in bytes.
 pub const SOURCE_BYTES_MAX: usize = 64 << 10;
@@ -87,6 +90,7 @@ pub struct ConstraintSource {
 pub struct ConstraintCompiler {
     factory: ParserFactory,
     cache: Cache,
+    flights: Arc<Flights>,
 }
 
 impl std::fmt::Debug for ConstraintCompiler {
@@ -120,11 +124,11 @@ impl ConstraintCompiler {
             Ok(factory)
         }));
         let factory = built.map_err(|error| ConstraintError::Internal(short(&error.to_string())))?;
-        Ok(Self { factory, cache: Cache::new(CACHE_BYTES) })
+        Ok(Self { factory, cache: Cache::new(CACHE_BYTES), flights: Flights::new() })
     }
 
-    /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept. Compiling takes from 1 ms to 5 s, on
-    /// a thread of its own with a large stack. It counts for that user until it ends.
+    /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept or that another one compiles at this
+    /// moment. Compiling takes from 1 ms to 5 s, on a thread of its own with a large stack. It counts for that user until it ends.
     ///
     /// # Errors
     /// [`ConstraintError`].
@@ -137,27 +141,38 @@ impl ConstraintCompiler {
         if bytes > limit {
             return Err(ConstraintError::TooLong { kind, bytes, limit });
         }
-        if let Some(parser) = self.cache.get(source) {
-            return Ok(Constraint { parser: Box::new(parser), kind });
-        }
+        let until = lock::now() + COMPILE_TIME_MAX;
+        let too_slow = || ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() };
+        let flight = loop {
+            if let Some(parser) = self.cache.get(source) {
+                return Ok(Constraint { parser: Box::new(parser), kind });
+            }
+            match self.flights.join(cache::key(source), until) {
+                Turn::Lead(flight) => break flight,
+                Turn::Landed => {}
+                Turn::Failed(error) => return Err(error),
+                Turn::Late => return Err(too_slow()),
+            }
+        };
         let slot = COMPILING.take(taker, 1).map_err(ConstraintError::Busy)?;
         let (done, result) = sync_channel(1);
         let (compiler, work) = (Arc::clone(self), source.clone());
         let compile = move || {
-            let _slot = slot;
             // Beside the threads that compute answers: those of four large schemas made others wait for a second.
             if let Err(error) = rustix::process::nice(NICENESS) {
                 tracing::debug!(%error, "a constraint is compiled at the usual priority");
             }
-            let _ = done.send(compiler.compiled(&work)); // nobody listens after the longest time
+            let compiled = compiler.compiled(&work);
+            flight.land(compiled.as_ref().err());
+            // Before the answer: one who asks for form after form is never refused for a thread that has yet to end.
+            drop(slot);
+            let _ = done.send(compiled); // nobody listens after the longest time
         };
         let thread = std::thread::Builder::new().name("constraint".into()).stack_size(COMPILE_STACK);
         thread.spawn(compile).map_err(|error| ConstraintError::Internal(error.to_string()))?;
         match result.recv_timeout(COMPILE_TIME_MAX) {
             Ok(compiled) => compiled,
-            Err(RecvTimeoutError::Timeout) => {
-                Err(ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() })
-            }
+            Err(RecvTimeoutError::Timeout) => Err(too_slow()),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(ConstraintError::Internal("the compiling thread ended".into()))
             }

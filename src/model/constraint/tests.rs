@@ -305,3 +305,25 @@ fn one_user_compiles_at_most_half_of_what_all_may() {
     drop(held);
     compiler.compile(&source(ConstraintKind::Regex, "[k-p]{4}"), of(70_001)).unwrap();
 }
+
+/// Programs that start together ask for one form together: more than one user may compile at once.
+#[test]
+fn a_constraint_that_many_ask_for_at_once_is_compiled_once() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let properties: Vec<String> = (0..150).map(|i| format!("\"p{i}\": {{\"type\": \"integer\"}}")).collect();
+    let wanted =
+        source(ConstraintKind::JsonSchema, &format!("{{\"properties\": {{{}}}}}", properties.join(",")));
+    let taker = Taker { uid: 70_003, privileged: false };
+    let (asked, start) = (2 * COMPILING_MAX as usize, std::sync::Barrier::new(2 * COMPILING_MAX as usize));
+    std::thread::scope(|scope| {
+        let ask = || {
+            start.wait();
+            compiler.compile(&wanted, taker).map(|_| ())
+        };
+        let answers: Vec<_> = (0..asked).map(|_| scope.spawn(ask)).collect();
+        for answer in answers {
+            assert_eq!(answer.join().unwrap(), Ok(()));
+        }
+    });
+}
