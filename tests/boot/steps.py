@@ -8,7 +8,8 @@ def run(*command, check=True, user=None, timeout=60):
     """Runs a command; as `user`, if given, with that user's groups."""
     if user:
         command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *command)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    # The journal exports a message of several lines with its length in binary.
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}: status {done.returncode}: {done.stdout}{done.stderr}")
     return done
