@@ -144,6 +144,31 @@ fn open_arrivals_are_all_answered_and_lengths_repeat_by_seed() {
     assert_ne!(run("2").unwrap().0, prompt);
 }
 
+/// The same load with a form and without shows the cost of masks. All clients bring the form at once, and it is compiled for all.
+#[test]
+fn answers_of_a_form_are_measured_like_others() {
+    let rig = cpu();
+    let schema = rig.dir.path().join("schema.json");
+    let names: Vec<String> = (0..200).map(|i| format!("\"p{i}\": {{\"type\": \"integer\"}}")).collect();
+    std::fs::write(
+        &schema,
+        format!(
+            "{{\"type\": \"array\", \"minItems\": 9, \"items\": {{\"properties\": {{{}}}}}}}",
+            names.join(",")
+        ),
+    )
+    .unwrap();
+    let load = ["--clients", "16", "--requests", "32", "--prompt-tokens", "5", "--answer-tokens", "6"];
+    let form = ["--schema", schema.to_str().unwrap()];
+    let Some((code, figures, stderr)) = bench(&rig, &[&[TINY][..], &load, &form].concat()) else { return };
+    assert_eq!((code, stderr.as_str(), &figures["errors"]), (0, "", &json!([])), "{figures}");
+    assert_eq!(figures["schema"], json!(schema.to_str().unwrap()));
+    let (_, _, answer) = checked(&figures);
+    assert_eq!(answer, 32 * 6, "nine items take more than six tokens");
+    let wrong = bench(&rig, &[TINY, "--schema", "/nonexistent.json"]).unwrap();
+    assert_eq!(wrong.0, 2, "{}", wrong.2);
+}
+
 #[test]
 fn times_count_from_the_intended_arrival() {
     let rig = cpu();

@@ -341,6 +341,9 @@ pub struct BenchArguments {
     /// Let all prompts begin with the same tokens, so many more than --prompt-tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=i64::from(bench::TOKENS_MAX)))]
     pub shared_prefix: u32,
+    /// Answers in JSON by the schema in this file, which shows what masks cost; one that is complete ends early
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
     /// Seed of lengths, arrivals and prompts [default: random; shown with the figures]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,

@@ -88,7 +88,11 @@ impl Steering {
 }
 
 /// Text of a file that fits a request.
-fn read(option: &str, path: &Path) -> Result<String, Failure> {
+/// Reads a form's file.
+///
+/// # Errors
+/// A file that cannot be read, is too long or is no text.
+pub fn read(option: &str, path: &Path) -> Result<String, Failure> {
     let refused =
         |why: &dyn std::fmt::Display| Failure::usage(&format!("{option} {}: {why}", path.display()));
     let mut bytes = Vec::new();

@@ -19,6 +19,8 @@ pub struct Setup {
     pub vocabulary: u32,
     /// Ids that no prompt contains: those that end an answer.
     pub left_out: Vec<u32>,
+    /// JSON schema of all answers.
+    pub schema: Option<String>,
 }
 
 /// A further line to a client: one request.

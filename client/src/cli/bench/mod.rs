@@ -26,6 +26,7 @@ use rocmforge_client::{Client, Options, ServerTrust, random_request_id};
 use super::args::BenchArguments;
 use super::model_named;
 use super::report::{EXIT_CANCELLED, Failure, Output, show_progress};
+use super::steering::read;
 pub use arrivals::Arrivals;
 use fleet::{Fleet, Measured};
 pub use lengths::{Lengths, TOKENS_MAX};
@@ -58,6 +59,7 @@ pub fn run(
         shared_tokens: if arguments.single { 0 } else { arguments.shared_prefix },
         vocabulary: shown.vocab,
         left_out: shown.end_of_generation,
+        schema: arguments.schema.as_ref().map(|path| read("--schema", path)).transpose()?,
     };
     if arguments.single {
         one_by_one(options, arguments, setup, output)
@@ -96,6 +98,7 @@ fn load(
         answer_tokens: answers.to_string(),
         shared_prefix: setup.shared_tokens,
         seed: setup.seed,
+        schema: arguments.schema.as_ref().map(|path| path.display().to_string()),
     };
     let summary = Summary::of(shape, &measured);
     output.show(&summary, text::summary)?;

@@ -46,7 +46,14 @@ mod tests {
     use super::*;
 
     fn setup(seed: u64) -> Setup {
-        Setup { model: "m".into(), seed, shared_tokens: 5, vocabulary: 300, left_out: vec![2, 299] }
+        Setup {
+            model: "m".into(),
+            seed,
+            shared_tokens: 5,
+            vocabulary: 300,
+            left_out: vec![2, 299],
+            schema: None,
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct Shape {
     pub answer_tokens: String,
     pub shared_prefix: u32,
     pub seed: u64,
+    /// The file of the answers' JSON schema.
+    pub schema: Option<String>,
 }
 
 /// The figures. Times and tokens are those of requests that did not fail. A request that Ctrl-C cancelled adds the

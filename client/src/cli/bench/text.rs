@@ -52,7 +52,8 @@ fn lengths(summary: &Summary) -> String {
     let shape = &summary.shape;
     let shared =
         if shape.shared_prefix > 0 { format!("{} shared + ", shape.shared_prefix) } else { String::new() };
-    format!("prompts {shared}{} tokens, answers {}", shape.prompt_tokens, shape.answer_tokens)
+    let form = shape.schema.as_ref().map_or(String::new(), |file| format!(" by {}", printable(file)));
+    format!("prompts {shared}{} tokens, answers {}{form}", shape.prompt_tokens, shape.answer_tokens)
 }
 
 fn row(name: &str, times: Option<Percentiles>) -> [String; 5] {
@@ -87,6 +88,7 @@ mod tests {
             prompt_tokens: "8".into(),
             answer_tokens: "2".into(),
             shared_prefix: 4,
+            schema: None,
             seed: 7,
         };
         let done = Sample {

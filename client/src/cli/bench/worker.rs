@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rocmforge_client::wire::{ErrorCode, GenerateRequest, Prompt};
+use rocmforge_client::wire::{AnswerForm, ErrorCode, FormKind, GenerateRequest, Prompt};
 use rocmforge_client::{Client, ClientError, Connection, Generation, random_request_id};
 
 use super::link::{Job, Problem, Sample, Setup, Told, now_us, read_line, write_line};
@@ -82,6 +82,7 @@ pub fn run(client: &Client) -> Result<(), Failure> {
         line.map_err(|error| Failure::usage(&format!("standard input is not that of `bench`: {error}")));
     let Some(setup) = line? else { return Ok(()) };
     let prompts = Prompts::new(&setup);
+    let form = setup.schema.as_ref().map(|schema| AnswerForm::new(FormKind::JsonSchema, schema));
     let stop = Arc::new(Stop::default());
     let (sender, jobs) = sync_channel(JOBS_AHEAD);
     let reader = Arc::clone(&stop);
@@ -101,7 +102,16 @@ pub fn run(client: &Client) -> Result<(), Failure> {
         {
             break;
         }
-        let sample = ask(client, &setup.model, &job, ids, &stop, &jobs);
+        let mut request = GenerateRequest {
+            max_tokens: job.answer_tokens,
+            ignore_eog: true,
+            request_id: random_request_id(),
+            ..GenerateRequest::new(&setup.model, Prompt::Ids(ids))
+        };
+        if let Some(form) = &form {
+            request = request.with_form(form);
+        }
+        let sample = ask(client, &job, &request, &stop, &jobs);
         write_line(&mut output, &Told::Ended(sample))?;
     }
     Ok(())
@@ -123,17 +133,12 @@ fn wait(jobs: &Receiver<Job>, time: Duration) -> bool {
 }
 
 /// Asks one request. After a failure in a closed loop, it pauses before it returns.
-fn ask(client: &Client, model: &str, job: &Job, ids: Vec<u32>, stop: &Stop, jobs: &Receiver<Job>) -> Sample {
-    let mut sample = Sample { number: job.number, prompt_tokens: ids.len() as u64, ..Sample::default() };
-    let request = GenerateRequest {
-        max_tokens: job.answer_tokens,
-        ignore_eog: true,
-        request_id: random_request_id(),
-        ..GenerateRequest::new(model, Prompt::Ids(ids))
-    };
+fn ask(client: &Client, job: &Job, request: &GenerateRequest, stop: &Stop, jobs: &Receiver<Job>) -> Sample {
+    let prompt_tokens = if let Prompt::Ids(ids) = &request.prompt { ids.len() as u64 } else { 0 };
+    let mut sample = Sample { number: job.number, prompt_tokens, ..Sample::default() };
     sample.sent_us = now_us();
     sample.due_us = job.due_us.unwrap_or(sample.sent_us);
-    let outcome = client.generate(&request).and_then(|mut generation| {
+    let outcome = client.generate(request).and_then(|mut generation| {
         stop.begin(&generation);
         let outcome = receive(&mut generation, &mut sample);
         stop.end();
