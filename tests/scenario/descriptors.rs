@@ -172,6 +172,31 @@ fn a_daemon_without_descriptors_says_so_and_keeps_its_names() {
     assert!(rig.client().load("other").unwrap().mapped_now);
 }
 
+/// Held connections leave descriptors for all else, and one too many is told so instead of waiting for a descriptor.
+#[test]
+fn connections_take_half_of_the_descriptors() {
+    let rig = Rig::start_with_descriptors(256);
+    let quick = std::time::Duration::from_millis(500);
+    let options = rocmforge_client::Options { connect_timeout: quick, ..rig.options() };
+    let mut held = Vec::new();
+    let refused = loop {
+        match Connection::connect(&options) {
+            Ok(connection) => held.push(connection),
+            Err(error) => break error,
+        }
+        assert!(held.len() <= 256, "nobody was refused");
+    };
+    assert!(matches!(refused, rocmforge_client::ClientError::Refused { .. }), "{refused}");
+    // Half of the 256 for all, and half of that for one user. The one that asked whether it serves may still be open.
+    assert!((63..=64).contains(&held.len()), "{} connections", held.len());
+    let log = rig.log_text();
+    assert!(log.contains("limits.connections is lowered") && !log.contains("cannot be accepted"), "{log}");
+    // A model can still be opened and mapped for those who are connected.
+    let mut story = held[0].generate(&story(4)).unwrap();
+    while story.next_item().unwrap().is_some() {}
+    assert!(story.end().is_some());
+}
+
 #[test]
 fn loads_that_wait_take_a_share_of_the_descriptors() {
     const LOADS: u32 = 60;
