@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use crate::aside::{Aside, Limits, Subject};
 use crate::backend::BackendError;
 use crate::config::{Config, ConfigError};
 use crate::model::Model;
@@ -64,10 +64,9 @@ pub fn survey(directories: &[PathBuf], patience: Duration, refuses: Refuses) -> 
 
 /// The result of work on a thread of its own, which is lost if it takes longer.
 fn within<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (done, result) = sync_channel(1);
-    let thread = std::thread::Builder::new().name("survey".into());
-    thread.spawn(move || drop(done.send(work()))).ok()?;
-    result.recv_timeout(patience).ok()
+    let subject = Subject { what: "looking at the models", name: String::new(), device: None };
+    let aside = Aside::new(Limits { patience, ..Limits::default() });
+    aside.run(subject, move |errand| errand.answer(work())).ok()
 }
 
 /// The models that a configuration would not serve, one text for each fault.

@@ -80,11 +80,14 @@ impl Inbox {
             || self.woken
     }
 
-    /// Refuses more work if the engine drains or stops, or if `waiting` orders fill their queue of `max`.
+    /// Refuses more work if the engine drains or stops.
+    fn check_open(&self) -> Result<(), JobError> {
+        if self.stop || self.drain.is_some() { Err(JobError::Draining) } else { Ok(()) }
+    }
+
+    /// As [`Inbox::check_open`], and refuses more if `waiting` orders fill their queue of `max`.
     fn check(&self, waiting: usize, max: usize) -> Result<(), JobError> {
-        if self.stop || self.drain.is_some() {
-            return Err(JobError::Draining);
-        }
+        self.check_open()?;
         if waiting >= max {
             let limit = u32::try_from(max).unwrap_or(u32::MAX);
             return Err(JobError::QueueFull { queued: limit, limit });
@@ -297,7 +300,7 @@ impl EngineHandle {
         self.check_room(&mut job)?;
         let place = self.shared.queue.take(Taker::of(job.uid), 1).map_err(JobError::NoPlace);
         let mut inbox = self.shared.inbox.lock();
-        inbox.check(0, self.shared.queue_max)?;
+        inbox.check_open()?;
         let Entry::Vacant(entry) = inbox.live.entry(job.id) else {
             return Err(JobError::Invalid("a sequence number was used twice"));
         };

@@ -3,6 +3,7 @@
 //! systemd starts the daemon for a connection, which waits in the socket's queue. A daemon that ends without taking it is started
 //! again for it at once. After five such starts systemd closes the socket, and clients find no daemon and no reason.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
-use super::listener::{Endpoint, ListenError};
+use super::listener::Endpoint;
 use super::receive;
 
 /// A start that nobody waits for ends at once: an administrator's, who reads its exit status.
@@ -33,12 +34,11 @@ const AT_A_TIME: usize = 64;
 /// clients were told.
 ///
 /// # Errors
-/// [`ListenError::HandedOver`] when it is not a listening Unix stream socket, or no runtime can be started.
-pub fn tell_waiting(listener: OwnedFd, why: &str) -> Result<usize, ListenError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| ListenError::HandedOver(error.to_string()))?;
+/// It is not a listening Unix stream socket, or no runtime can be started.
+pub fn tell_waiting(listener: OwnedFd, why: &str) -> io::Result<usize> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let endpoint = Endpoint::from_systemd(listener)?;
+        let endpoint = Endpoint::from_systemd(listener).map_err(io::Error::other)?;
         let (clients, mut told) = (TaskTracker::new(), 0);
         let mut until = Instant::now() + WAITING;
         while let Ok(accepted) = timeout_at(until, endpoint.accept()).await {

@@ -114,7 +114,8 @@ fn clients_are_told_of_a_wrong_configuration_and_nobody_else_waits_for_them() {
 
     // One client is the reason of the start, and others come while it lasts.
     let ask = |rig: &Rig| {
-        let options = rig.options();
+        // One that asked again would outlast the daemon, and then not say why.
+        let options = rocmforge_client::Options { retry_timeout: 20 * PATIENCE, ..rig.options() };
         std::thread::spawn(move || rocmforge_client::Client::new(options).ping(b""))
     };
     let mut asking = vec![ask(&rig)];

@@ -80,7 +80,7 @@ impl Client {
             match connection.call(request).await {
                 Err(error) if error.is_unreachable() => {
                     self.leave(&connection).await;
-                    if !std::mem::take(&mut again) {
+                    if !error.is_worth_repeating() || !std::mem::take(&mut again) {
                         return Err(error);
                     }
                 }

@@ -88,7 +88,6 @@ impl Steering {
 }
 
 /// Text of a file that fits a request.
-/// Reads a form's file.
 ///
 /// # Errors
 /// A file that cannot be read, is too long or is no text.

@@ -141,13 +141,14 @@ impl ConstraintCompiler {
         if bytes > limit {
             return Err(ConstraintError::TooLong { kind, bytes, limit });
         }
+        let key = cache::key(source);
         let until = lock::now() + COMPILE_TIME_MAX;
         let too_slow = || ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() };
         let flight = loop {
-            if let Some(parser) = self.cache.get(source) {
+            if let Some(parser) = self.cache.get(&key) {
                 return Ok(Constraint { parser: Box::new(parser), kind });
             }
-            match self.flights.join(cache::key(source), until) {
+            match self.flights.join(key, until) {
                 Turn::Lead(flight) => break flight,
                 Turn::Landed => {}
                 Turn::Failed(error) => return Err(error),
@@ -162,7 +163,7 @@ impl ConstraintCompiler {
             if let Err(error) = rustix::process::nice(NICENESS) {
                 tracing::debug!(%error, "a constraint is compiled at the usual priority");
             }
-            let compiled = compiler.compiled(&work);
+            let compiled = compiler.compiled(&work, key);
             flight.land(compiled.as_ref().err());
             // Before the answer: one who asks for form after form is never refused for a thread that has yet to end.
             drop(slot);
@@ -180,7 +181,7 @@ impl ConstraintCompiler {
     }
 
     /// Compiles on this thread, and keeps a copy.
-    fn compiled(&self, source: &ConstraintSource) -> Result<Constraint, ConstraintError> {
+    fn compiled(&self, source: &ConstraintSource, key: cache::Key) -> Result<Constraint, ConstraintError> {
         let kind = source.kind;
         let grammar = match kind {
             ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
@@ -196,7 +197,7 @@ impl ConstraintCompiler {
         let mut constraint = Constraint { parser: Box::new(parser), kind };
         constraint.parser.start_without_prompt();
         let bytes = constraint.parser.parser.lexer_stats().num_bytes;
-        self.cache.put(source, bytes.saturating_add(BYTES_OF_SOURCE * source.text.len()), || {
+        self.cache.put(key, bytes.saturating_add(BYTES_OF_SOURCE * source.text.len()), || {
             constraint.parser.deep_clone()
         });
         Ok(constraint)

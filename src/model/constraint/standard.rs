@@ -57,35 +57,18 @@ const FORMATS: [&str; 19] = [
     "regex",
 ];
 
-/// Keys that apply further schemas to the same value, and so may look at its items and properties.
-const APPLICATORS: [&str; 12] = [
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "$ref",
-    "$dynamicRef",
-    "$recursiveRef",
-    "dependentSchemas",
-    "dependencies",
-];
+/// Keys with a schema, or a list of schemas, for the same value.
+const IN_PLACE: [&str; 7] = ["allOf", "anyOf", "oneOf", "not", "if", "then", "else"];
+
+/// Further keys that apply schemas to the same value. These and [`IN_PLACE`] may look at its items and properties.
+const APPLICATORS: [&str; 5] = ["$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"];
 
 /// Keys with schemas by name.
 const NAMED: [&str; 6] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// Keys with a schema, or a list of schemas.
-const NESTED: [&str; 15] = [
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
+/// Keys with a schema, or a list of schemas, for what is in a value.
+const NESTED: [&str; 8] = [
     "items",
     "prefixItems",
     "additionalItems",
@@ -124,12 +107,13 @@ pub(super) fn rewrite(schema: &mut Value) -> Result<(), String> {
     // Not `remove`, which changes the order of the others.
     keys.retain(|key, _| !idle.contains(key));
     for (key, value) in keys.iter_mut() {
+        let has_schemas = NESTED.iter().chain(&IN_PLACE).any(|nested| nested == key);
         match value {
             Value::Object(named) if NAMED.contains(&key.as_str()) => {
                 named.values_mut().try_for_each(rewrite)?
             }
-            Value::Array(list) if NESTED.contains(&key.as_str()) => list.iter_mut().try_for_each(rewrite)?,
-            value if NESTED.contains(&key.as_str()) => rewrite(value)?,
+            Value::Array(list) if has_schemas => list.iter_mut().try_for_each(rewrite)?,
+            value if has_schemas => rewrite(value)?,
             _ => {}
         }
     }
@@ -181,7 +165,8 @@ fn tighten(key: &str, value: &mut Value) {
 
 /// Where no other schema looks at the same value, what nothing evaluated is what is additional.
 fn close(keys: &mut Map<String, Value>, unevaluated: &str, additional: &str, looking: &[&str]) {
-    if looking.iter().chain(&APPLICATORS).any(|key| keys.contains_key(*key)) || keys.contains_key(additional)
+    if looking.iter().chain(&APPLICATORS).chain(&IN_PLACE).any(|key| keys.contains_key(*key))
+        || keys.contains_key(additional)
     {
         return;
     }

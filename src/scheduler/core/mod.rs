@@ -323,13 +323,15 @@ impl Core {
             tracing::debug!(sequence = parked.0, "a sequence gave its place up for another user's");
         }
         self.release_freed();
-        if !admission.admitted.is_empty() {
-            let mut inbox = self.shared.inbox.lock();
-            for id in &admission.admitted {
-                inbox.live.insert(*id, None);
-            }
+        if admission.admitted.is_empty() {
+            return false;
         }
-        !admission.admitted.is_empty()
+        let mut inbox = self.shared.inbox.lock();
+        for id in &admission.admitted {
+            // Its place in the queue is another one's now.
+            inbox.live.get_mut(id).and_then(Option::take);
+        }
+        true
     }
 }
 

@@ -102,16 +102,15 @@ pub fn run(client: &Client) -> Result<(), Failure> {
         {
             break;
         }
-        let mut request = GenerateRequest {
+        let mut sample = Sample { number: job.number, prompt_tokens: ids.len() as u64, ..Sample::default() };
+        let request = GenerateRequest {
             max_tokens: job.answer_tokens,
             ignore_eog: true,
             request_id: random_request_id(),
             ..GenerateRequest::new(&setup.model, Prompt::Ids(ids))
         };
-        if let Some(form) = &form {
-            request = request.with_form(form);
-        }
-        let sample = ask(client, &job, &request, &stop, &jobs);
+        let request = form.iter().fold(request, |request, form| request.with_form(form));
+        ask(client, &job, &request, &mut sample, &stop, &jobs);
         write_line(&mut output, &Told::Ended(sample))?;
     }
     Ok(())
@@ -133,14 +132,19 @@ fn wait(jobs: &Receiver<Job>, time: Duration) -> bool {
 }
 
 /// Asks one request. After a failure in a closed loop, it pauses before it returns.
-fn ask(client: &Client, job: &Job, request: &GenerateRequest, stop: &Stop, jobs: &Receiver<Job>) -> Sample {
-    let prompt_tokens = if let Prompt::Ids(ids) = &request.prompt { ids.len() as u64 } else { 0 };
-    let mut sample = Sample { number: job.number, prompt_tokens, ..Sample::default() };
+fn ask(
+    client: &Client,
+    job: &Job,
+    request: &GenerateRequest,
+    sample: &mut Sample,
+    stop: &Stop,
+    jobs: &Receiver<Job>,
+) {
     sample.sent_us = now_us();
     sample.due_us = job.due_us.unwrap_or(sample.sent_us);
     let outcome = client.generate(request).and_then(|mut generation| {
         stop.begin(&generation);
-        let outcome = receive(&mut generation, &mut sample);
+        let outcome = receive(&mut generation, sample);
         stop.end();
         outcome
     });
@@ -154,7 +158,6 @@ fn ask(client: &Client, job: &Job, request: &GenerateRequest, stop: &Stop, jobs:
             wait(jobs, Duration::from_millis(pause_ms.into()));
         }
     }
-    sample
 }
 
 /// Receives the whole answer.
