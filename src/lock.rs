@@ -18,6 +18,8 @@ use std::time::Instant;
 
 #[cfg(all(test, feature = "loom"))]
 pub use bare::checker;
+#[cfg(test)]
+pub use bare::clock;
 pub(crate) use bare::table;
 pub use bare::{atomic, now, pause};
 

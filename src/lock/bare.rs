@@ -4,6 +4,8 @@
 //! The checker's types work only inside `explore`, so a build with that feature is only for such tests: `cargo xtask
 //! interleavings`.
 
+use std::time::Instant;
+
 pub use imp::*;
 
 /// A process-wide table: `table!(static NAME: [Type; count] = value)`; the value is a constant expression.
@@ -20,6 +22,33 @@ macro_rules! table {
     };
 }
 pub(crate) use table;
+
+/// The current time, for decisions that depend on time.
+pub fn now() -> Instant {
+    #[cfg(test)]
+    if let Some(time) = clock::of_this_thread() {
+        return time;
+    }
+    real_time()
+}
+
+/// For tests: a thread's own clock. It moves only when the thread says so, however busy the machine is.
+#[cfg(test)]
+pub mod clock {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    thread_local!(static CLOCK: Cell<Option<Instant>> = const { Cell::new(None) });
+
+    pub(super) fn of_this_thread() -> Option<Instant> {
+        CLOCK.get()
+    }
+
+    /// Moves this thread's clock. The first call starts it at the real time.
+    pub fn advance(by: Duration) {
+        CLOCK.set(Some(super::now() + by));
+    }
+}
 
 #[cfg(not(feature = "loom"))]
 mod imp {
@@ -59,8 +88,7 @@ mod imp {
         }
     }
 
-    /// The current time, for decisions that depend on time.
-    pub fn now() -> Instant {
+    pub fn real_time() -> Instant {
         Instant::now()
     }
 
@@ -144,7 +172,7 @@ mod imp {
     }
 
     /// A constant: a thread's behaviour depends only on the order of threads.
-    pub fn now() -> Instant {
+    pub fn real_time() -> Instant {
         static NOW: OnceLock<Instant> = OnceLock::new();
         *NOW.get_or_init(Instant::now)
     }

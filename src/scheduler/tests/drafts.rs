@@ -7,6 +7,11 @@ use super::*;
 const SEED: u64 = REPEATS | 7;
 
 impl Rig {
+    /// An engine whose steps take 8 ms and 0.1 ms a row. How many tokens are drafted depends on what rows cost.
+    fn timed(options: EngineOptions) -> Self {
+        Self::with(Control::timed(Duration::from_millis(8), Duration::from_micros(100)), options)
+    }
+
     /// A job that drafts, with a text that repeats itself.
     fn drafting(&self, prompt: &[u32], max_tokens: u32, drafts: u32) -> (Job, Asked) {
         let (mut job, asked) = self.job(prompt, max_tokens);
@@ -26,7 +31,7 @@ fn an_answer_with_drafts_has_the_tokens_of_one_without_in_fewer_steps() {
     let text = prompt(1, 40);
     for drafts in [0, 1, 3, 32] {
         for max_tokens in [1, 2, 3, 5, 31, 200] {
-            let rig = Rig::new(EngineOptions::default());
+            let rig = Rig::timed(EngineOptions::default());
             let answer = rig.ask_drafting(&text, max_tokens, drafts).finish();
             assert_eq!(answer.ids, expected_of(&text, max_tokens as usize, SEED), "{drafts} drafts");
             let (outcome, counters) = (answer.outcome(), rig.handle().snapshot().counters);
@@ -49,7 +54,7 @@ fn an_answer_with_drafts_has_the_tokens_of_one_without_in_fewer_steps() {
 
 #[test]
 fn random_numbers_are_drawn_for_the_same_places_as_without_drafts() {
-    let rig = Rig::new(EngineOptions::default());
+    let rig = Rig::timed(EngineOptions::default());
     rig.ask_drafting(&prompt(1, 40), 100, 8).finish();
     let draws: std::collections::BTreeSet<u32> = rig.control.draws().into_iter().collect();
     assert_eq!(draws, (40..140).collect());
@@ -58,7 +63,7 @@ fn random_numbers_are_drawn_for_the_same_places_as_without_drafts() {
 #[test]
 fn stop_texts_the_context_and_its_shift_end_answers_where_they_would_without_drafts() {
     let text = prompt(1, 40);
-    let rig = Rig::new(EngineOptions::default());
+    let rig = Rig::timed(EngineOptions::default());
     let answer = |drafts: u32, change: &dyn Fn(&mut Job)| {
         let (mut job, asked) = rig.drafting(&text, 150, drafts);
         change(&mut job);
@@ -88,7 +93,7 @@ fn stop_texts_the_context_and_its_shift_end_answers_where_they_would_without_dra
 
 #[test]
 fn each_token_of_a_draft_has_its_log_probability() {
-    let rig = Rig::new(EngineOptions::default());
+    let rig = Rig::timed(EngineOptions::default());
     let (mut job, mut asked) = rig.drafting(&prompt(1, 40), 100, 8);
     job.sampling.top_logprobs = 2;
     rig.handle().submit(job).unwrap();
@@ -102,7 +107,7 @@ fn each_token_of_a_draft_has_its_log_probability() {
 
 #[test]
 fn a_step_with_a_draft_costs_one_credit() {
-    let rig = Rig::new(EngineOptions::default());
+    let rig = Rig::timed(EngineOptions::default());
     let (mut job, mut asked) = rig.drafting(&prompt(1, 40), 100, 8);
     job.credit = 3;
     rig.handle().submit(job).unwrap();
@@ -117,7 +122,7 @@ fn drafts_beside_prefixes_cancels_and_few_pages_change_no_token() {
     let page = page_bytes(&open(9, &kept_model()).plan.program);
     let (mut drafted, mut accepted, mut parked) = (0, 0, 0);
     for (seed, pages) in [(1, 1000), (2, 40), (3, 16), (4, 11)] {
-        let rig = Rig::new(EngineOptions {
+        let rig = Rig::timed(EngineOptions {
             sequences_max: 6,
             rows_max: Some(48),
             kv_budget_bytes: pages * page,

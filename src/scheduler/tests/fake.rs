@@ -88,9 +88,18 @@ struct State {
     in_place: bool,
     /// How often each part pauses.
     pauses: u32,
+    /// Time of a step and of each row, on the engine's own clock.
+    step_times: Option<(Duration, Duration)>,
 }
 
 impl State {
+    /// Moves the clock of the engine's thread by the time of a step with so many rows, or starts it.
+    fn tell_time(&self, rows: Option<usize>) {
+        if let Some((step, row)) = self.step_times {
+            crate::lock::clock::advance(rows.map_or(Duration::ZERO, |rows| step + row * rows as u32));
+        }
+    }
+
     /// Gives memory to those of these pages that have none.
     fn give_memory(&self, slot: ModelSlot, pages: &[u32], memory: &Memory) -> Result<(), BackendError> {
         let absent: BTreeSet<u32> =
@@ -112,6 +121,13 @@ impl std::fmt::Debug for Hook {
 pub struct Control(Arc<(Mutex<State>, Condvar)>, Memory);
 
 impl Control {
+    /// A device whose steps take this time and this for each row, by the clock of the engine's thread.
+    pub fn timed(step: Duration, row: Duration) -> Self {
+        let control = Self::default();
+        control.0.0.lock().step_times = Some((step, row));
+        control
+    }
+
     pub fn factory(&self) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
         let control = self.clone();
         move || {
@@ -120,6 +136,7 @@ impl Control {
                 return Err(BackendError::Start { what: "the device", source: cause("it is gone") });
             }
             let mut state = control.0.0.lock();
+            state.tell_time(None);
             state.opened += 1;
             state.slots.clear();
             state.pages.clear();
@@ -426,6 +443,7 @@ impl Backend for Fake {
         }
         state.held = false;
         state.steps += 1;
+        state.tell_time(Some(batch.token_ids.len()));
         let (_, limits) = state.slots.get(&slot.0).expect("the slot is open");
         assert!(batch.token_ids.len() <= limits.rows && batch.logits_rows.len() <= limits.wanted_rows);
         assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);

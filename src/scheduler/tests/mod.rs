@@ -110,7 +110,10 @@ impl Drop for Rig {
 
 impl Rig {
     fn new(options: EngineOptions) -> Self {
-        let control = Control::default();
+        Self::with(Control::default(), options)
+    }
+
+    fn with(control: Control, options: EngineOptions) -> Self {
         let engine = Engine::start(options, control.factory()).unwrap();
         Self { control, engine: Some(engine), model: open(1, &kept_model()) }
     }
