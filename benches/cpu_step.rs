@@ -210,6 +210,7 @@ impl<'a> Run<'a> {
             page_tables: &self.pages,
             page_table_stride: self.pages.len(),
             logits_rows: &[tokens.len() as u32 - 1],
+            recurrent: &[],
         };
         let (backend, spent, longest) = (&mut *self.backend, &mut self.spent, &mut self.longest);
         let mut clock = Instant::now();

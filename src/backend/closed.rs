@@ -56,6 +56,8 @@ impl Backend for Closed {
 
     fn release_pages(&mut self, _: ModelSlot, _: &[u32]) {}
 
+    fn release_states(&mut self, _: ModelSlot, _: &[u32]) {}
+
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         |_| u64::MAX
     }

@@ -167,6 +167,16 @@ pub trait Backend: Send {
     /// Frees the memory of these KV pages. Pages never written are ignored.
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
 
+    /// Frees the memory of these recurrent states. Numbers without memory are ignored.
+    fn release_states(&mut self, slot: ModelSlot, states: &[u32]);
+
+    /// Bytes of device memory that a sequence's recurrent states take at one place, with padding and rounding; 0 for most
+    /// programs. The budget of KV pages counts them too, and [`Backend::kv_bytes`] grows by them. A plain function, because
+    /// sessions call it on threads of their own.
+    fn recurrent_bytes(&self) -> fn(&Program) -> u64 {
+        Program::recurrent_bytes
+    }
+
     /// Bytes of device memory that one KV page of a program takes, with padding and rounding. The budget counts this,
     /// and [`Backend::kv_bytes`] grows by it. `u64::MAX` if such a page is impossible. A plain function, because
     /// sessions call it on threads of their own.
@@ -178,7 +188,7 @@ pub trait Backend: Send {
         None
     }
 
-    /// Bytes that the KV pages of `slot` take now.
+    /// Bytes that the KV pages and recurrent states of `slot` take now.
     fn kv_bytes(&self, slot: ModelSlot) -> u64;
 
     /// Bytes that `slot` took before its first KV page: [`Backend::scratch_bytes`] of its program, known without binding
@@ -191,7 +201,7 @@ pub trait Backend: Send {
     /// Starts a step on `slot`. Checks the batch: lengths agree, and page numbers are in the pool.
     ///
     /// # Errors
-    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`] (KV pages get memory here).
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`] (KV pages and recurrent states get memory here).
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError>;
 
     /// Runs the part that follows the last one run. `weights` has all of the part's tensors that are [for the

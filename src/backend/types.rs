@@ -189,6 +189,19 @@ pub enum Progress {
     Again,
 }
 
+/// Numbers of recurrent states are below this: two for each sequence that may run, and those that prefixes keep.
+pub const RECURRENT_PLACES_MAX: u32 = 1 << 16;
+
+/// Where a sequence's recurrent states are before and after a step: numbers in the model's pool of states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentPlace {
+    /// The states before the sequence's first row in the step; `None` if that is its first position. Several sequences may
+    /// read one place.
+    pub before: Option<u32>,
+    /// The step writes the states after the sequence's last row here. No sequence reads the place in this step.
+    pub after: u32,
+}
+
 /// Variable data of one step: plain arrays of numbers, ready to be copied to a device.
 #[derive(Clone, Copy, Debug)]
 pub struct StepBatch<'a> {
@@ -206,6 +219,9 @@ pub struct StepBatch<'a> {
     pub page_table_stride: usize,
     /// Rows that ask for logits, rising.
     pub logits_rows: &'a [u32],
+    /// Places of each sequence's states if the program [is recurrent](Program::is_recurrent), else empty. Rows of a sequence
+    /// are then adjacent.
+    pub recurrent: &'a [RecurrentPlace],
 }
 
 /// A change of one token's logit before a token is drawn. All numbers are finite, and `repeat` is above 0.

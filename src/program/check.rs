@@ -3,8 +3,8 @@
 //! Backends rely on this: they need not check any shape of a finished program again.
 
 use super::{
-    Activation, Classifier, Content, Encoder, HeadPart, Linear, Op, Output, Part, PartKind, Program,
-    Residence, RopeId, Rows, State, StateId, TableRow, TensorId, Value, ValueId,
+    Activation, Classifier, Content, DeltaHeads, Encoder, HeadPart, Linear, Op, Output, Part, PartKind,
+    Program, Residence, RopeId, Rows, State, StateId, TableRow, TensorId, Value, ValueId,
 };
 use crate::tensor::DType;
 
@@ -230,7 +230,7 @@ impl Checker<'_> {
                 self.same_width(&[gate, up, out])
             }
             Op::Activate { activation, from, out } => {
-                demand(activation != Activation::Clamped, || {
+                demand(!matches!(activation, Activation::Clamped | Activation::Linear), || {
                     "this activation is of a gate and its up".into()
                 })?;
                 self.same_width(&[from, out])
@@ -264,7 +264,65 @@ impl Checker<'_> {
                 demand(self.width(gate)? == 1, || "the gate of a row must be one number".into())
             }
             Op::Scale { .. } => Ok(()),
+            Op::Convolve { state, weight, bias, from, out, .. } => {
+                demand(from != out, || "a convolution must not write its input".into())?;
+                self.same_width(&[from, out])?;
+                let width = self.width(from)?;
+                let taps = u32::try_from(self.tensor(weight)?.lazy.shape().cols()).unwrap_or(u32::MAX);
+                demand(taps >= 2, || "a convolution must look back".into())?;
+                self.numbers(weight, width, taps)?;
+                bias.map_or(Ok(()), |bias| self.vector(bias, width))?;
+                self.recurrent(state, (taps - 1).checked_mul(width))
+            }
+            Op::SelectiveScan { state, heads, groups, from, steps, step_bias, rate, skip, out } => {
+                demand(from != out && steps != out, || "a scan must not write its inputs".into())?;
+                let (width, all) = (self.width(out)?, self.width(from)?);
+                let whole =
+                    heads > 0 && width.is_multiple_of(heads) && groups > 0 && heads.is_multiple_of(groups);
+                demand(whole, || format!("{width} values are no {heads} heads in {groups} groups"))?;
+                let of_groups = all.checked_sub(width).filter(|rest| *rest > 0);
+                let twice = groups.checked_mul(2);
+                let columns = of_groups.zip(twice).filter(|(rest, twice)| rest.is_multiple_of(*twice));
+                let columns = columns.map(|(rest, twice)| rest / twice);
+                let columns = columns.ok_or("the input of a scan must have values of each group")?;
+                demand(self.width(steps)? == heads, || "a scan must have a step for each head".into())?;
+                [step_bias, rate, skip].into_iter().try_for_each(|id| self.each(id, heads))?;
+                self.recurrent(state, width.checked_mul(columns))
+            }
+            Op::DeltaRule { state, heads, from, eps, decay, decay_bias, rate, amount, out } => {
+                demand(from != out && decay != out && amount != out, || {
+                    "a delta rule must not write its inputs".into()
+                })?;
+                let DeltaHeads { keys, key_dim, values, value_dim, .. } = heads;
+                demand(
+                    keys > 0 && values > 0 && values.is_multiple_of(keys) && key_dim > 0 && value_dim > 0,
+                    || format!("{heads:?} are no heads"),
+                )?;
+                demand(heads.width() == Some(self.width(from)?), || {
+                    "the input of a delta rule must be its queries, keys and values".into()
+                })?;
+                demand(values.checked_mul(value_dim) == Some(self.width(out)?), || {
+                    "the result of a delta rule must have all value heads".into()
+                })?;
+                demand(eps.is_finite() && eps > 0.0, || "the least divisor must be above 0".into())?;
+                demand([self.width(decay)?, self.width(amount)?] == [values; 2], || {
+                    "a delta rule must have a decay and an amount for each value head".into()
+                })?;
+                [decay_bias, rate].into_iter().try_for_each(|id| self.each(id, values))?;
+                self.recurrent(state, self.width(out)?.checked_mul(key_dim))
+            }
         }
+    }
+
+    /// A state of so many values.
+    fn recurrent(&self, id: StateId, expected: Option<u32>) -> Found {
+        let found = match self.program.states.get(id.0 as usize) {
+            Some(&State::Recurrent { values }) => Some(values),
+            _ => None,
+        };
+        demand(found.is_some() && found == expected, || {
+            format!("the operation needs a recurrent state of {expected:?} values")
+        })
     }
 
     fn norm(&self, weight: TensorId, bias: Option<TensorId>, from: ValueId, out: ValueId) -> Found {
@@ -375,6 +433,12 @@ impl Checker<'_> {
 
     fn vector(&self, id: TensorId, len: u32) -> Found {
         self.numbers(id, 1, len)
+    }
+
+    /// As [`Checker::vector`], also as a column: files have either.
+    fn each(&self, id: TensorId, len: u32) -> Found {
+        let cols = self.tensor(id)?.lazy.shape().cols();
+        if cols == 1 { self.numbers(id, len, 1) } else { self.vector(id, len) }
     }
 
     /// A tensor that is used as it is.

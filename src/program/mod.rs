@@ -13,7 +13,9 @@ use std::ops::Range;
 
 pub use builder::Builder;
 pub use check::ProgramError;
-pub use op::{Access, Activation, ExpertGroups, ExpertRange, Gating, HeadPart, NormKind, Op, TableRow};
+pub use op::{
+    Access, Activation, DeltaHeads, ExpertGroups, ExpertRange, Gating, HeadPart, NormKind, Op, TableRow,
+};
 pub use rope::{Growth, RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
 use crate::tensor::{DType, LazyTensor};
@@ -161,6 +163,11 @@ pub enum State {
         /// Values of a head.
         head_dim: u32,
     },
+    /// What an operation keeps of all rows so far: one f32 array for a sequence, whose layout the operation says.
+    Recurrent {
+        /// Length of the array.
+        values: u32,
+    },
 }
 
 /// A rotary embedding of the program.
@@ -244,6 +251,20 @@ impl Program {
     /// All states by number.
     pub fn states(&self) -> &[State] {
         &self.states
+    }
+
+    /// Bytes of the recurrent states of one sequence; 0 for most programs.
+    pub fn recurrent_bytes(&self) -> u64 {
+        let values = self.states.iter().map(|state| match state {
+            State::Kv { .. } => 0,
+            State::Recurrent { values } => u64::from(*values),
+        });
+        values.sum::<u64>() * size_of::<f32>() as u64
+    }
+
+    /// True if rows depend on a state that only a step over all rows before them makes.
+    pub fn is_recurrent(&self) -> bool {
+        self.states.iter().any(|state| matches!(state, State::Recurrent { .. }))
     }
 
     /// All rotary embeddings by number.

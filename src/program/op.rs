@@ -211,6 +211,97 @@ pub enum Op {
         /// Read and written.
         value: ValueId,
     },
+    /// `out[r][c] = activation(bias[c] + sum over j of weight[c][j] * from[r - (taps - 1) + j][c])`. Rows before r are those of
+    /// its sequence, also of earlier steps; before the first one all values are 0.
+    Convolve {
+        /// Keeps `[taps - 1][width]`: the last rows of `from`, the oldest first.
+        state: StateId,
+        /// `[width, taps]` f32.
+        weight: TensorId,
+        /// `[width]` f32.
+        bias: Option<TensorId>,
+        /// Of the sum.
+        activation: Option<Activation>,
+        /// Read.
+        from: ValueId,
+        /// Written; as wide.
+        out: ValueId,
+    },
+    /// The recurrence of Mamba 2. For each head h of r, and its group g of neighbouring heads, with `x` a head's values:
+    /// `t = softplus(steps[r][h] + step_bias[h])`, `S = e^(t * rate[h]) * S + t * x[h] * b[g]^T`,
+    /// `out[h] = S * c[g] + skip[h] * x[h]`. S is 0 before the first row of a sequence.
+    SelectiveScan {
+        /// Keeps S of each head: `[heads][head_dim][columns]`.
+        state: StateId,
+        /// Heads, of `width of out / heads` values each.
+        heads: u32,
+        /// Groups of heads.
+        groups: u32,
+        /// `x` of all heads, `b` of all groups, `c` of all groups; b and c have `columns` values.
+        from: ValueId,
+        /// One number per head.
+        steps: ValueId,
+        /// `[heads]` f32, as are the next two; a column counts as a row.
+        step_bias: TensorId,
+        /// `[heads]` f32.
+        rate: TensorId,
+        /// `[heads]` f32.
+        skip: TensorId,
+        /// Written.
+        out: ValueId,
+    },
+    /// The gated delta rule. For each value head h of r, with its key head's q and k of length 1 and its own v:
+    /// `S = e^(rate[h] * softplus(decay[r][h] + decay_bias[h])) * S`, `S += k * ((v - S^T * k) / (1 + e^-amount[r][h]))^T`,
+    /// `out[h] = S^T * q / sqrt(key_dim)`. S is 0 before the first row of a sequence.
+    DeltaRule {
+        /// Keeps S of each value head: `[value heads][key_dim][value_dim]`.
+        state: StateId,
+        /// Where the heads lie in `from`.
+        heads: DeltaHeads,
+        /// q of all key heads, k of all key heads, v of all value heads. q and k are divided by their length, or by `eps` if
+        /// that is larger.
+        from: ValueId,
+        /// Least divisor of q and k.
+        eps: f32,
+        /// One number per value head.
+        decay: ValueId,
+        /// `[value heads]` f32.
+        decay_bias: TensorId,
+        /// `[value heads]` f32.
+        rate: TensorId,
+        /// One number per value head.
+        amount: ValueId,
+        /// Written: `value_dim` values of each value head.
+        out: ValueId,
+    },
+}
+
+/// Heads of [`Op::DeltaRule`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Heads of queries and keys.
+    pub keys: u32,
+    /// Values of a query and of a key.
+    pub key_dim: u32,
+    /// Heads of values: a multiple of the key heads.
+    pub values: u32,
+    /// Values of a value head.
+    pub value_dim: u32,
+    /// Value head h has the key head `h % keys`; else neighbouring value heads share one.
+    pub in_turn: bool,
+}
+
+impl DeltaHeads {
+    /// Width of [`Op::DeltaRule`]'s `from`; `None` beyond 2^32.
+    pub fn width(&self) -> Option<u32> {
+        let keys = self.keys.checked_mul(self.key_dim)?.checked_mul(2)?;
+        keys.checked_add(self.values.checked_mul(self.value_dim)?)
+    }
+
+    /// The key head of a value head.
+    pub fn key_of(&self, value: u32) -> u32 {
+        if self.in_turn { value % self.keys.max(1) } else { value / (self.values / self.keys.max(1)).max(1) }
+    }
 }
 
 /// Neighbouring values of each head of a value.
@@ -268,6 +359,12 @@ pub enum Activation {
     /// Of a gate g and its u: `g' / (1 + e^(-1.702 g')) * (1 + u')`. Here g' is g, at most 7, and u' is u, clamped to -7
     /// and 7. Only of gates.
     Clamped,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `x`. Only of gates: `out = gate * up`.
+    Linear,
+    /// `x^2`, of negative x 0.
+    SquaredRelu,
 }
 
 /// Experts in groups of equal size. A group is as good as the sum of its two largest chances, with the bias.
@@ -331,30 +428,39 @@ impl Op {
     pub fn values(&self) -> impl Iterator<Item = (ValueId, Access)> + use<> {
         use Access::{Read, Update, Write};
         let all = match *self {
-            Self::Embed { out, .. } => [Some((out, Write)), None, None],
-            Self::AddRow { out, .. } => [Some((out, Update)), None, None],
+            Self::Embed { out, .. } => [Some((out, Write)), None, None, None],
+            Self::AddRow { out, .. } => [Some((out, Update)), None, None, None],
             Self::Take { from, out }
             | Self::Activate { from, out, .. }
-            | Self::ProjectHeads { from, out, .. } => [Some((from, Read)), Some((out, Write)), None],
-            Self::Norm { from, out, .. } if from == out => [Some((out, Update)), None, None],
+            | Self::ProjectHeads { from, out, .. } => [Some((from, Read)), Some((out, Write)), None, None],
+            Self::Norm { from, out, .. } if from == out => [Some((out, Update)), None, None, None],
             Self::Norm { from, out, add, .. } | Self::Project { from, out, add, .. } => {
-                [Some((from, Read)), Some((out, written(add))), None]
+                [Some((from, Read)), Some((out, written(add))), None, None]
             }
             Self::JoinHeads { first, second, out, .. } => {
-                [Some((first, Read)), Some((second, Read)), Some((out, Write))]
+                [Some((first, Read)), Some((second, Read)), Some((out, Write)), None]
             }
             Self::Rope { value, .. } | Self::Cap { value, .. } | Self::Scale { value, .. } => {
-                [Some((value, Update)), None, None]
+                [Some((value, Update)), None, None, None]
             }
-            Self::Open { gate, value } => [Some((gate, Read)), Some((value, Update)), None],
-            Self::Store { keys, values, .. } => [Some((keys, Read)), Some((values, Read)), None],
-            Self::Attend { queries, out, .. } => [Some((queries, Read)), Some((out, Write)), None],
-            Self::Gate { gate, up, out, .. } => [Some((gate, Read)), Some((up, Read)), Some((out, Write))],
-            Self::Route { logits, out, .. } => [Some((logits, Read)), Some((out, Write)), None],
+            Self::Open { gate, value } => [Some((gate, Read)), Some((value, Update)), None, None],
+            Self::Store { keys, values, .. } => [Some((keys, Read)), Some((values, Read)), None, None],
+            Self::Attend { queries, out, .. } => [Some((queries, Read)), Some((out, Write)), None, None],
+            Self::Gate { gate, up, out, .. } => {
+                [Some((gate, Read)), Some((up, Read)), Some((out, Write)), None]
+            }
+            Self::Route { logits, out, .. } => [Some((logits, Read)), Some((out, Write)), None, None],
             Self::Experts { choice, from, out, .. } => {
-                [Some((choice, Read)), Some((from, Read)), Some((out, Update))]
+                [Some((choice, Read)), Some((from, Read)), Some((out, Update)), None]
             }
-            Self::Add { from, out, .. } => [Some((from, Read)), Some((out, Update)), None],
+            Self::Convolve { from, out, .. } => [Some((from, Read)), Some((out, Write)), None, None],
+            Self::SelectiveScan { from, steps, out, .. } => {
+                [Some((from, Read)), Some((steps, Read)), Some((out, Write)), None]
+            }
+            Self::DeltaRule { from, decay, amount, out, .. } => {
+                [Some((from, Read)), Some((decay, Read)), Some((amount, Read)), Some((out, Write))]
+            }
+            Self::Add { from, out, .. } => [Some((from, Read)), Some((out, Update)), None, None],
         };
         all.into_iter().flatten()
     }
@@ -385,6 +491,9 @@ impl Op {
             Self::Cap { .. } => "cap",
             Self::Open { .. } => "open",
             Self::Scale { .. } => "scale",
+            Self::Convolve { .. } => "convolve",
+            Self::SelectiveScan { .. } => "selective scan",
+            Self::DeltaRule { .. } => "delta rule",
         }
     }
 }

@@ -8,7 +8,9 @@ use super::masks::{Masked, Masking};
 use super::paging::Paging;
 use super::residency::Residency;
 use super::schedule::Work;
-use crate::backend::{Backend, BackendError, ModelSlot, Progress, SampleRow, Sampled, StepBatch};
+use crate::backend::{
+    Backend, BackendError, ModelSlot, Progress, RecurrentPlace, SampleRow, Sampled, StepBatch,
+};
 use crate::model::{Model, ModelId};
 use crate::program::FIRST_PART;
 use crate::tensor::MapError;
@@ -23,6 +25,8 @@ pub(super) struct StepArrays {
     page_table_stride: usize,
     sequences: u32,
     logits_rows: Vec<u32>,
+    /// Places of the sequences' recurrent states, if there are any.
+    recurrent: Vec<RecurrentPlace>,
     /// Rows whose last layer is wanted, in rising order.
     last_rows: Vec<Range<u32>>,
     samples: Vec<SampleRow>,
@@ -40,6 +44,7 @@ impl StepArrays {
         self.page_table_stride = stride;
         self.sequences = 0;
         self.logits_rows.clear();
+        self.recurrent.clear();
         self.last_rows.clear();
         self.samples.clear();
         self.maskings.clear();
@@ -114,6 +119,7 @@ impl StepArrays {
             page_tables: &self.page_tables,
             page_table_stride: self.page_table_stride,
             logits_rows: &self.logits_rows,
+            recurrent: &self.recurrent,
         }
     }
 }

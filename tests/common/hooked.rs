@@ -120,6 +120,12 @@ impl Backend for Hooked {
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         self.inner.release_pages(slot, pages);
     }
+    fn release_states(&mut self, slot: ModelSlot, states: &[u32]) {
+        self.inner.release_states(slot, states);
+    }
+    fn recurrent_bytes(&self) -> fn(&Program) -> u64 {
+        self.inner.recurrent_bytes()
+    }
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         self.inner.kv_page_bytes()
     }

@@ -103,6 +103,7 @@ impl<B: Device> Rig<B> {
             page_tables: &pages,
             page_table_stride: PAGES,
             logits_rows: &[],
+            recurrent: &[],
         };
         self.loaded.backend.get().begin_step(self.loaded.slot, &batch).unwrap();
         (0..self.loaded.program.head_part()).for_each(|part| self.loaded.run(part));

@@ -25,6 +25,7 @@ fn batches_that_contradict_themselves_are_refused() {
             page_tables: tables,
             page_table_stride: stride,
             logits_rows: &batch.logits,
+            recurrent: &[],
         };
         match runner.loaded.backend.begin_step(runner.loaded.slot, &step) {
             Err(BackendError::Batch(text) | BackendError::Absent(text)) => {

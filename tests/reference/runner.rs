@@ -66,6 +66,7 @@ impl Runner {
             page_tables: &self.pages,
             page_table_stride: self.pages.len(),
             logits_rows: &[2],
+            recurrent: &[],
         };
         self.loaded.backend.suspend_step().expect("the step was not suspended");
         self.loaded.backend.begin_step(other, &batch).expect("the other model's batch was refused");
@@ -99,6 +100,7 @@ impl Runner {
             page_tables: &self.pages,
             page_table_stride: self.pages.len(),
             logits_rows,
+            recurrent: &[],
         };
         self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch was refused");
         let head = self.loaded.program.head_part();

@@ -66,6 +66,7 @@ impl<'a, B: Device> Runner<'a, B> {
             page_tables: &tables.concat(),
             page_table_stride: stride,
             logits_rows: &batch.logits,
+            recurrent: &[],
         };
         self.loaded.backend.get().begin_step(self.loaded.slot, &step).unwrap();
         self.loaded.run(0);

@@ -17,7 +17,7 @@ use places::{Places, note_values, place};
 use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::experts::{ChoiceSpec, ExpertSet};
 use crate::program::{
-    Activation, HeadPart, NormKind, Op, Program, RopeId, Rows, StateId, TableRow, TensorId, ValueId,
+    Activation, HeadPart, NormKind, Op, Program, RopeId, Rows, State, StateId, TableRow, TensorId, ValueId,
 };
 
 /// The columns of a plane that hold a value.
@@ -506,7 +506,10 @@ impl Maker<'_, '_> {
     }
 
     fn group(&mut self, state: StateId, queries: ValueId) -> usize {
-        let crate::program::State::Kv { heads, head_dim } = self.outline.program.states()[state.0 as usize];
+        let (heads, head_dim) = match self.outline.program.states().get(state.0 as usize) {
+            Some(&State::Kv { heads, head_dim }) => (heads, head_dim),
+            Some(State::Recurrent { .. }) | None => (1, 1), // programs are checked
+        };
         let group = self.outline.width(queries) / (heads as usize * head_dim as usize).max(1);
         if !self.bound.groups.contains(&group) {
             self.bound.groups.push(group);

@@ -130,8 +130,11 @@ impl KvLayout {
 /// the unit in which the kernel gives memory. `None` if a page exceeds the address space.
 fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option<(usize, usize)> {
     let mut end = 0usize;
-    for &State::Kv { heads, head_dim } in states {
-        let (heads, head_dim) = (heads as usize, head_dim as usize);
+    for state in states {
+        let (heads, head_dim) = match state {
+            State::Kv { heads, head_dim } => (*heads as usize, *head_dim as usize),
+            State::Recurrent { .. } => (0, 0),
+        };
         let head_stride = head_dim.checked_next_multiple_of(LANES)?;
         take(KvLayout { start: end, heads, head_dim, head_stride });
         let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
@@ -139,7 +142,9 @@ fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option
     }
     let mapped_bytes =
         end.checked_mul(element_bytes(kv))?.checked_next_multiple_of(rustix::param::page_size())?;
-    (end > 0 && isize::try_from(mapped_bytes).is_ok()).then_some((end, mapped_bytes))
+    // A program without keys and values has pages all the same: they count positions.
+    let mapped_bytes = mapped_bytes.max(rustix::param::page_size());
+    isize::try_from(mapped_bytes).is_ok().then_some((end, mapped_bytes))
 }
 
 fn element_bytes(kv: KvType) -> usize {

@@ -37,6 +37,7 @@ mod scratch;
 #[allow(unsafe_code)]
 mod simd;
 mod slices;
+mod states;
 mod step;
 pub mod thresholds;
 
@@ -244,6 +245,13 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn release_states(&mut self, slot: ModelSlot, states: &[u32]) {
+        if let Some(model) = self.models.get_mut(&slot) {
+            states.iter().for_each(|&number| model.states.release(number));
+            model.step.clear(); // it may read a released state
+        }
+    }
+
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.kv {
             KvType::F16 => |program| kv::page_bytes(program.states(), KvType::F16),
@@ -252,7 +260,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
-        self.models.get(&slot).map_or(0, |model| model.kv.bytes())
+        self.models.get(&slot).map_or(0, |model| model.kv.bytes() + model.states.bytes())
     }
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {

@@ -9,6 +9,7 @@ use super::experts::ChoiceRows;
 use super::kv::KvPool;
 use super::rope::RopeTable;
 use super::scratch::Plane;
+use super::states::StatePool;
 use super::step::Step;
 use crate::backend::{BackendError, KvType, Progress, StepBatch, StepLimits};
 use crate::program::{Program, Rows};
@@ -22,6 +23,8 @@ pub struct OpenModel {
     limits: StepLimits,
     /// KV pages.
     pub kv: KvPool,
+    /// Recurrent states.
+    pub states: StatePool,
     /// The current step.
     pub step: Step,
     /// Rotary angles of the step's rows, by number; `None` until a step first uses them.
@@ -69,6 +72,7 @@ impl OpenModel {
         let choices = bound.choices.iter().map(|spec| ChoiceRows::new(*spec, limits.rows));
         Ok(Self {
             kv: KvPool::new(program.states(), kv, pages)?,
+            states: StatePool::new(program.states())?,
             step: Step::default(),
             ropes: program.ropes().iter().map(|_| None).collect(),
             values: Values {
@@ -96,7 +100,13 @@ impl OpenModel {
         (self.at, self.within) = ((0, 0), 0);
         self.ropes.iter_mut().for_each(|table| *table = None);
         self.choices.iter_mut().for_each(ChoiceRows::clear);
-        self.step.begin(batch, self.program.vocab(), self.limits, &self.bound.groups, &mut self.kv)?;
+        self.step.begin(
+            batch,
+            &self.program,
+            self.limits,
+            &self.bound.groups,
+            (&mut self.kv, &mut self.states),
+        )?;
         if cfg!(debug_assertions) {
             self.poison();
         }

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::attention::split_len;
 use super::kv::{KvPlace, KvPool};
+use super::states::StatePool;
 use super::thresholds::ATTENTION_TILE_MAX;
-use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits};
-use crate::program::Rows;
+use crate::backend::{BackendError, KV_PAGE_TOKENS, RecurrentPlace, StepBatch, StepLimits};
+use crate::program::{Program, Rows};
 
 /// A checked batch. Kept between steps to reuse its allocations.
 #[derive(Debug, Default)]
@@ -25,6 +26,10 @@ pub struct Step {
     pub logits_rows: Vec<u32>,
     /// Destination of each row's key and value.
     pub places: Vec<KvPlace>,
+    /// Places of recurrent states, by run.
+    pub recurrent: Vec<RecurrentPlace>,
+    /// All rows of each sequence, if there are recurrent states.
+    pub runs: Vec<Range<usize>>,
     /// Runs of rows of one sequence that attention computes together, for each number of query heads per KV head.
     tiles: Vec<(usize, Vec<Range<usize>>)>,
     /// All rows' splits, rising: (row, split).
@@ -74,13 +79,13 @@ impl Step {
     pub fn begin(
         &mut self,
         batch: &StepBatch<'_>,
-        vocab: usize,
+        program: &Program,
         limits: StepLimits,
         groups: &[usize],
-        kv: &mut KvPool,
+        (kv, states): (&mut KvPool, &mut StatePool),
     ) -> Result<(), BackendError> {
         self.clear();
-        batch.check(vocab, limits)?;
+        batch.check(program, limits)?;
         self.token_ids.extend_from_slice(batch.token_ids);
         self.positions.extend_from_slice(batch.positions);
         self.sequences.extend_from_slice(batch.row_sequences);
@@ -91,7 +96,8 @@ impl Step {
         for (sequence, position) in self.sequences.iter().zip(&self.positions) {
             self.text_lens[*sequence as usize] = position.saturating_add(1); // they rise
         }
-        let placed = self.place_rows(kv);
+        self.recurrent.extend_from_slice(batch.recurrent);
+        let placed = self.place_rows(kv).and_then(|()| self.place_states(states));
         if placed.is_err() {
             self.clear();
             return placed;
@@ -111,6 +117,8 @@ impl Step {
         self.page_tables.clear();
         self.logits_rows.clear();
         self.places.clear();
+        self.recurrent.clear();
+        self.runs.clear();
         self.tiles.clear();
         self.splits.clear();
     }
@@ -135,6 +143,28 @@ impl Step {
             if last && !self.pages(row)[..pages].iter().all(|&page| kv.is_used(page)) {
                 return Err(BackendError::Batch("a row attends to a KV page that was never written"));
             }
+        }
+        Ok(())
+    }
+
+    /// Gives memory to the recurrent states that the step writes, and checks that those it reads were written.
+    fn place_states(&mut self, states: &mut StatePool) -> Result<(), BackendError> {
+        if self.recurrent.is_empty() {
+            return Ok(());
+        }
+        let mut first = 0;
+        for run in self.sequences.chunk_by(|a, b| a == b) {
+            self.runs.push(first..first + run.len());
+            first += run.len();
+        }
+        // The step's order of sequences, from here on.
+        let places = self.runs.iter().map(|rows| self.recurrent[self.sequences[rows.start] as usize]);
+        self.recurrent = places.collect();
+        for place in &self.recurrent {
+            if place.before.is_some_and(|number| !states.is_used(number)) {
+                return Err(BackendError::Batch("a recurrent state was never written"));
+            }
+            states.materialise(place.after)?;
         }
         Ok(())
     }

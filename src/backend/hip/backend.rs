@@ -420,6 +420,10 @@ impl Backend for HipBackend {
         }
     }
 
+    fn release_states(&mut self, _: ModelSlot, _: &[u32]) {
+        // No program with recurrent states is bound: `Lower::single` refuses their operations.
+    }
+
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.options.kv {
             KvType::F16 => |program| kv::page_bytes(program, KvType::F16),

@@ -34,6 +34,7 @@ pub const PERIOD: usize = 12;
 pub fn page_bytes(of: &Program) -> u64 {
     let values = |state: &program::State| match *state {
         program::State::Kv { heads, head_dim } => u64::from(heads * head_dim),
+        program::State::Recurrent { .. } => 0,
     };
     of.states().iter().map(values).sum::<u64>() * 1000
 }
@@ -389,6 +390,10 @@ impl Backend for Fake {
         if let Some((program, _)) = state.slots.get(&slot.0) {
             self.control.1.free_pages(gone * page_bytes(program));
         }
+    }
+
+    fn release_states(&mut self, _: ModelSlot, states: &[u32]) {
+        assert!(states.is_empty(), "no program here is recurrent");
     }
 
     fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {

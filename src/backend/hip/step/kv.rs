@@ -27,8 +27,11 @@ impl KvLayout {
             KvType::F32 => 4,
         };
         let (mut offsets, mut end) = (Vec::with_capacity(program.states().len()), 0usize);
-        for State::Kv { heads, head_dim } in program.states() {
-            let values = (*heads as usize).checked_mul(*head_dim as usize)?;
+        for state in program.states() {
+            let values = match state {
+                State::Kv { heads, head_dim } => (*heads as usize).checked_mul(*head_dim as usize)?,
+                State::Recurrent { .. } => 0,
+            };
             offsets.push(end as u64);
             // A multiple of 16 bytes, because kernels read 16 bytes at a time.
             end = end.checked_add(values.checked_mul(2 * KV_PAGE_TOKENS * element)?)?;

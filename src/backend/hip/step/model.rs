@@ -144,7 +144,7 @@ impl OpenModel {
         replay: bool,
     ) -> Result<(), BackendError> {
         self.step.clear();
-        batch.check(self.program.vocab(), self.bound.limits)?;
+        batch.check(&self.program, self.bound.limits)?;
         self.place_rows(device, stream, batch)?;
         let rows = batch.token_ids.len();
         let modes = self.bound.modes;

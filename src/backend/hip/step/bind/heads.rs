@@ -185,7 +185,7 @@ impl Lower<'_> {
         let offset = self.kv.offsets.get(state.0 as usize).copied().ok_or_else(missing)?;
         match self.program.states().get(state.0 as usize) {
             Some(&State::Kv { heads, .. }) => Ok(Kv { offset, heads }),
-            None => Err(missing()),
+            Some(State::Recurrent { .. }) | None => Err(missing()),
         }
     }
 }

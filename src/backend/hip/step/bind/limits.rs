@@ -86,6 +86,9 @@ pub fn gate(activation: Activation) -> Result<(), BackendError> {
     match activation {
         Activation::Silu | Activation::Gelu => Ok(()),
         Activation::Clamped => Err(operation("a clamped gate outside experts")),
+        Activation::Sigmoid | Activation::Linear | Activation::SquaredRelu => {
+            Err(operation(format!("the activation {activation:?}")))
+        }
     }
 }
 

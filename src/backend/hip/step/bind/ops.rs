@@ -59,6 +59,9 @@ impl Lower<'_> {
             Op::Cap { cap, .. } => self.cap(number, cap),
             Op::Open { gate, .. } => self.open(number, gate),
             Op::Scale { by, .. } => self.add(number, None, by),
+            Op::Convolve { .. } | Op::SelectiveScan { .. } | Op::DeltaRule { .. } => {
+                Err(limits::operation(format!("a {}", op.name())))
+            }
         }
     }
 
@@ -229,7 +232,9 @@ impl Lower<'_> {
             return Err(limits::operation("attention of only the rows with logits"));
         }
         let kv = self.kv(state)?;
-        let State::Kv { head_dim, .. } = self.state(state)?;
+        let State::Kv { head_dim, .. } = self.state(state)? else {
+            return Err(BackendError::Internal("attention has no keys and values".to_owned()));
+        };
         limits::head(head_dim)?;
         let heads = value.width / head_dim;
         let group = heads / kv.heads.max(1);

@@ -144,6 +144,8 @@ fn activation(activation: Activation) -> u32 {
         Activation::Silu => SILU,
         Activation::Gelu => GELU,
         Activation::Clamped => CLAMPED,
+        // `limits::gate` refuses programs with these.
+        Activation::Sigmoid | Activation::Linear | Activation::SquaredRelu => SILU,
     }
 }
 

@@ -171,6 +171,7 @@ mod tests {
             page_tables: &[0; 5],
             page_table_stride: 1,
             logits_rows: &[],
+            recurrent: &[],
         };
         assert_eq!(tiles(16, &batch, false), (2, vec![[7, 2], [9, 1], [6, 1], [2, 4]]));
         assert_eq!(tiles(64, &batch, false), (10, vec![]), "a tile would have one row");
