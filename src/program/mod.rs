@@ -163,7 +163,7 @@ pub enum State {
         /// Values of a head.
         head_dim: u32,
     },
-    /// What an operation keeps of all rows so far: one f32 array for a sequence, whose layout the operation says.
+    /// All that an operation keeps of the rows so far: one f32 array for a sequence, whose layout the operation says.
     Recurrent {
         /// Length of the array.
         values: u32,

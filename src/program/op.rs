@@ -258,8 +258,8 @@ pub enum Op {
         state: StateId,
         /// Where the heads lie in `from`.
         heads: DeltaHeads,
-        /// q of all key heads, k of all key heads, v of all value heads. q and k are divided by their length, or by `eps` if
-        /// that is larger.
+        /// Queries of all key heads, then their keys, then values of all value heads. Queries and keys are divided by their
+        /// length, or by `eps` if that is larger.
         from: ValueId,
         /// Least divisor of q and k.
         eps: f32,

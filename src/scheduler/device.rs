@@ -102,6 +102,11 @@ impl Device {
                 self.backend.release_pages(slot, &pages);
             }
         }
+        for (model, states) in schedule.take_freed_states() {
+            if let Some(slot) = self.models.get(model).and_then(|hosted| hosted.slot) {
+                self.backend.release_states(slot, &states);
+            }
+        }
     }
 
     /// Drops the cached KV pages of a model, or of all. True if that freed any.

@@ -19,6 +19,7 @@ use super::loads::LoadRequest;
 use super::paging::PageReader;
 use super::prefixes::PrefixKeeper;
 use super::residency::ResidencyRules;
+use super::sequence::STATES;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, KV_PAGE_TOKENS, ScratchBytes, StepLimits};
@@ -158,6 +159,7 @@ pub(super) struct Facts {
     pub kv_user_bytes: u64,
     kv_percent_per_user: u32,
     kv_page_bytes: fn(&Program) -> u64,
+    recurrent_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
     scratch_bytes: ScratchBytes,
     /// Most rows of a decoder's step.
@@ -184,6 +186,7 @@ impl Facts {
                 + kv_budget_bytes % 100 * u64::from(percent) / 100,
             kv_percent_per_user: percent,
             kv_page_bytes: backend.kv_page_bytes(),
+            recurrent_bytes: backend.recurrent_bytes(),
         }
     }
 
@@ -206,6 +209,17 @@ impl Facts {
     /// Device bytes of one KV page of a model.
     pub fn page_bytes(&self, program: &Program) -> u64 {
         (self.kv_page_bytes)(program)
+    }
+
+    /// Device bytes of one recurrent state of a model; 0 for most.
+    pub fn state_bytes(&self, program: &Program) -> u64 {
+        (self.recurrent_bytes)(program)
+    }
+
+    /// Device bytes of a sequence of so many positions: its pages, and its recurrent states.
+    pub fn sequence_bytes(&self, program: &Program, positions: u32) -> u64 {
+        let pages = u64::from(sequence_pages(positions)).saturating_mul(self.page_bytes(program));
+        pages.saturating_add(self.state_bytes(program).saturating_mul(STATES))
     }
 }
 
@@ -283,9 +297,9 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Bytes of KV cache of a sequence of `positions` tokens: whole pages of [`KV_PAGE_TOKENS`].
+    /// Bytes of KV cache of a sequence of `positions` tokens: whole pages of [`KV_PAGE_TOKENS`], and recurrent states.
     pub fn kv_bytes(&self, program: &Program, positions: u32) -> u64 {
-        u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(program))
+        self.shared.facts().sequence_bytes(program, positions)
     }
 
     /// Submits a request. On success its last event is always `Done` or `Failed`; on an error no event follows.
@@ -315,7 +329,8 @@ impl EngineHandle {
     /// to the end of the context gets the context that fits.
     fn check_room(&self, job: &mut Job) -> Result<(), JobError> {
         let (program, facts) = (&job.model.plan.program, self.shared.facts());
-        let pages = facts.kv_user_bytes / facts.page_bytes(program).max(1);
+        let of_states = facts.state_bytes(program).saturating_mul(STATES);
+        let pages = facts.kv_user_bytes.saturating_sub(of_states) / facts.page_bytes(program).max(1);
         let most = u32::try_from(pages.saturating_mul(KV_PAGE_TOKENS as u64)).unwrap_or(u32::MAX);
         let prompt = u32::try_from(job.prompt.len()).unwrap_or(u32::MAX);
         if job.positions() <= most {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use super::EngineHandle;
-use super::sequence_pages;
 use crate::model::{Model, ModelId};
 
 /// How a model would be served.
@@ -45,7 +44,7 @@ pub struct ResidencyPlan {
     pub weight_bytes: u64,
     /// Weights that are resident.
     pub resident_bytes: u64,
-    /// KV pages of one sequence with the given number of positions.
+    /// KV pages and recurrent states of one sequence with the given number of positions.
     pub kv_bytes: u64,
     /// Activations that are not allocated yet.
     pub scratch_bytes: u64,
@@ -78,7 +77,7 @@ impl EngineHandle {
         let own = snapshot.models.iter().find(|other| other.model == model.id);
         let weight_bytes: u64 = parts.iter().sum();
         let resident_bytes = own.map_or(0, |own| own.weight_bytes).min(weight_bytes);
-        let kv_bytes = u64::from(sequence_pages(positions)).saturating_mul(facts.page_bytes(program));
+        let kv_bytes = facts.sequence_bytes(program, positions);
         let open = own.is_some_and(|own| own.scratch_bytes > 0);
         let scratch_bytes = if open { 0 } else { facts.scratch_bytes(program) };
         let in_place = memory.budget == 0;

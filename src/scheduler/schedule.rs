@@ -324,8 +324,12 @@ impl<A> Schedule<A> {
         if work.embeds > 0 {
             self.running[at].embedded = work.start.saturating_add(work.rows);
         }
+        let Sequence { request: Request { model, uid, .. }, kv, .. } = &mut self.running[at];
+        self.kv.advance_state(*model, *uid, kv);
         if !work.decode {
-            self.offer_pages(at, work.samples);
+            // The state after a whole prompt is of no use: a prompt that goes on from there ends in another way.
+            let all = work.samples && !self.running[at].is_recurrent();
+            self.offer_pages(at, all);
         }
         self.running.get_mut(at)
     }
@@ -381,6 +385,11 @@ impl<A> Schedule<A> {
     /// model.
     pub fn take_freed(&mut self) -> Vec<(ModelId, Vec<u32>)> {
         self.kv.take_freed(|model| !self.suspended.contains_key(&model))
+    }
+
+    /// As [`Schedule::take_freed`], of recurrent states.
+    pub fn take_freed_states(&mut self) -> Vec<(ModelId, Vec<u32>)> {
+        self.kv.take_freed_states(|model| !self.suspended.contains_key(&model))
     }
 
     /// Keeps a step that stopped between two parts, on the CPU also inside one; [`Schedule::next_step`] returns it again.

@@ -16,13 +16,16 @@ use super::{
     Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
     sequence_pages,
 };
-use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS, LogitChange, SampleRow, Sampled};
+use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS, LogitChange, RecurrentPlace, SampleRow, Sampled};
 use crate::model::ModelId;
 use crate::model::embedding::{Pooled, Pooling};
 
 /// An admitted sequence can go on for so many tokens before it may take a page from another one. A sequence that gave its
 /// pages up is admitted again only where it will not lose them at once.
 pub(super) const RESERVE: u32 = 2 * KV_PAGE_TOKENS as u32;
+
+/// Recurrent states of a sequence: the one that its next step reads, and the one that it writes.
+pub(super) const STATES: u64 = 2;
 
 /// The values that decide when a sequence runs.
 #[derive(Clone, Debug)]
@@ -37,6 +40,8 @@ pub(super) struct Request {
     pub model: ModelId,
     /// Bytes of one KV page of the model; above 0.
     pub page_bytes: u64,
+    /// Bytes of one recurrent state of the model; 0 for most.
+    pub state_bytes: u64,
     /// At least 1.
     pub prompt_tokens: u32,
     /// Most positions that it can fill, with the prompt's. Their pages fit the budget.
@@ -160,13 +165,31 @@ impl<A> Sequence<A> {
 
     /// Bytes of its claimed pages.
     pub fn claimed_bytes(&self) -> u64 {
-        u64::from(self.claimed_pages()).saturating_mul(self.request.page_bytes)
+        let pages = u64::from(self.claimed_pages()).saturating_mul(self.request.page_bytes);
+        pages.saturating_add(self.request.state_bytes.saturating_mul(STATES))
     }
 
     /// Bytes of claimed pages that it does not have yet.
     pub fn outstanding_bytes(&self) -> u64 {
         let pages = self.claimed_pages().saturating_sub(self.kv.pages.len() as u32);
-        u64::from(pages).saturating_mul(self.request.page_bytes)
+        let pages = u64::from(pages).saturating_mul(self.request.page_bytes);
+        let has = u64::from(self.kv.state.is_some()) + u64::from(self.kv.spare.is_some());
+        pages.saturating_add(self.request.state_bytes.saturating_mul(STATES - has))
+    }
+
+    /// True if rows need a recurrent state.
+    pub fn is_recurrent(&self) -> bool {
+        self.request.state_bytes > 0
+    }
+
+    /// True when its next step has nowhere to write its recurrent state.
+    pub fn needs_state(&self) -> bool {
+        self.is_recurrent() && self.kv.spare.is_none()
+    }
+
+    /// Where its recurrent state is before and after its next step.
+    pub fn recurrent_place(&self) -> Option<RecurrentPlace> {
+        Some(RecurrentPlace { before: self.kv.state.filter(|_| self.computed > 0), after: self.kv.spare? })
     }
 
     /// Number of known tokens. Fits a `u32`: `Job::check` bounds the prompt by `context_tokens`, and every sampled
@@ -298,8 +321,8 @@ pub(super) struct Answer {
 }
 
 impl Sequence {
-    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes.
-    pub fn of(mut job: Job, page_bytes: u64) -> Self {
+    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes, its recurrent states `state_bytes`.
+    pub fn of(mut job: Job, page_bytes: u64, state_bytes: u64) -> Self {
         let request = Request {
             id: job.id,
             uid: job.uid,
@@ -307,14 +330,15 @@ impl Sequence {
             priority: job.priority,
             model: job.model.id,
             page_bytes,
+            state_bytes,
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
             positions: job.positions(),
             credit: job.credit,
             deadline: job.deadline,
             scores: job.scores.is_some(),
             embeds: job.embedding.as_ref().map(|pooler| pooler.pooling),
-            // The cut of mirostat follows from the surprise of the token before.
-            drafts: if job.steering.mirostat.is_some() { 0 } else { job.drafts },
+            // The cut of mirostat follows from the surprise of the token before. A recurrent state has a refused token in it.
+            drafts: if job.steering.mirostat.is_some() || state_bytes > 0 { 0 } else { job.drafts },
             whole: job.model.plan.program.encoder().is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));

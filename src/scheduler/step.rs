@@ -57,7 +57,7 @@ impl StepArrays {
         &mut self,
         work: &Work,
         (tokens, drafted): (&[u32], &[u32]),
-        pages: &[u32],
+        (pages, recurrent): (&[u32], Option<RecurrentPlace>),
         sample: impl Fn(u32) -> (SampleRow, Option<Arc<Masking>>),
         score: impl Fn(u32) -> SampleRow,
     ) {
@@ -70,6 +70,7 @@ impl StepArrays {
         self.row_sequences.resize(self.token_ids.len(), self.sequences);
         self.sequences += 1;
         self.page_tables.extend(pages);
+        self.recurrent.extend(recurrent);
         self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
         let end = self.token_ids.len() as u32; // at most the rows of a step
         if work.embeds > 0 {

@@ -1,6 +1,6 @@
 //! Recurrent states of one model's sequences: one array of f32 each, which exists only while it is in use.
 //!
-//! A step reads a sequence's state at one number and writes it at another, so a step that is given up, or run again, loses
+//! A step reads a sequence's state at one number and writes it at another. So a step that is given up, or run again, loses
 //! nothing. An array holds all recurrent states of the program, one after the other.
 
 use std::collections::BTreeMap;

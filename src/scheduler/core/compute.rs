@@ -395,7 +395,8 @@ impl Paused {
                 let sample = |drafted| (sequence.sample_row(drafted), sequence.answer.masking.clone());
                 let score = |row| sequence.score_row(row);
                 let tokens = (&*sequence.tokens, sequence.draft.ids());
-                self.arrays.push(work, tokens, &sequence.kv.pages, sample, score);
+                let kept = (&*sequence.kv.pages, sequence.recurrent_place());
+                self.arrays.push(work, tokens, kept, sample, score);
             }
         }
     }

@@ -286,10 +286,12 @@ impl Core {
     }
 
     fn submit(&mut self, job: Job) {
-        let (model, page_bytes) = (&job.model, self.shared.facts().page_bytes(&job.model.plan.program));
+        let (model, facts) = (&job.model, self.shared.facts());
+        let program = &model.plan.program;
+        let (page_bytes, state_bytes) = (facts.page_bytes(program), facts.state_bytes(program));
         self.device.enter(model, lock::now());
         self.device.models.begun(model.id);
-        let sequence = Sequence::of(job, page_bytes);
+        let sequence = Sequence::of(job, page_bytes, state_bytes);
         if let Some(masking) = &sequence.answer.masking {
             self.masks.compute(masking, &[], &[]);
             self.masks.start();

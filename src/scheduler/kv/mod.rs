@@ -16,6 +16,7 @@ use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 
 mod pool;
+mod states;
 mod tree;
 
 use pool::{Left, Pool};
@@ -42,6 +43,12 @@ pub(super) struct Held {
     pub pages: Vec<u32>,
     /// The page whose first tokens the next page must begin with, before a row is written there.
     pub copied: Option<u32>,
+    /// The recurrent state after its computed positions.
+    pub state: Option<u32>,
+    /// The one that its next step writes.
+    pub spare: Option<u32>,
+    /// Where a step is to end, as other prompts went on differently there.
+    pub split: Option<u32>,
     /// Whole pages that the tree has, and the node of the last one.
     known: usize,
     at: NodeId,
@@ -66,7 +73,7 @@ pub(super) struct Sums {
     pub used: u64,
     /// Pages that only the trees have.
     pub cached: u64,
-    /// Bytes of these.
+    /// Bytes of these, and of recurrent states that only the trees have.
     pub cached_bytes: u64,
     /// Pages of all open pools.
     pub size: u64,
@@ -74,6 +81,15 @@ pub(super) struct Sums {
 
 /// The tree of a page: of this user, or of all users.
 type TreeKey = (ModelId, Option<u32>);
+
+/// One thing that a tree drops.
+#[derive(Clone, Copy, Debug)]
+enum Oldest {
+    /// A recurrent state of this node.
+    State(NodeId),
+    /// This leaf.
+    Leaf(NodeId),
+}
 
 #[derive(Debug)]
 pub(super) struct Kv {
@@ -83,8 +99,10 @@ pub(super) struct Kv {
     room_bytes: u64,
     reuse: Reuse,
     pools: BTreeMap<ModelId, Pool>,
+    /// Recurrent states of models that have some.
+    states: BTreeMap<ModelId, Pool>,
     trees: BTreeMap<TreeKey, Tree>,
-    /// Bytes of all pages in use, also by trees alone.
+    /// Bytes of all pages and states in use, also by trees alone.
     used_bytes: u64,
     /// The same by user.
     charged: BTreeMap<u32, u64>,
@@ -111,7 +129,7 @@ pub(super) struct EvictedPage {
 
 impl Kv {
     pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
-        let (pools, trees, charged) = Default::default();
+        let (pools, states, trees, charged) = Default::default();
         let room_bytes = u64::MAX;
         let (evicted, watched, evicted_pages) = Default::default();
         Self {
@@ -119,6 +137,7 @@ impl Kv {
             room_bytes,
             reuse,
             pools,
+            states,
             trees,
             used_bytes: 0,
             charged,
@@ -144,17 +163,20 @@ impl Kv {
     /// Drops a model's pool with all its pages, held or not.
     pub fn close(&mut self, model: ModelId) {
         self.trees.retain(|(of, _), _| *of != model);
-        let Some(pool) = self.pools.remove(&model) else { return };
-        for (uid, bytes) in pool.charged() {
-            discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+        for pool in [self.pools.remove(&model), self.states.remove(&model)].into_iter().flatten() {
+            for (uid, bytes) in pool.charged() {
+                discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+            }
         }
     }
 
     /// Drops all pages of a model's open pool.
     pub fn reset(&mut self, model: ModelId) {
         if let Some(page_bytes) = self.pools.get(&model).map(|pool| pool.page_bytes) {
+            let state_bytes = self.states.get(&model).map_or(0, |pool| pool.page_bytes);
             self.close(model);
             self.open(model, page_bytes);
+            self.open_states(model, state_bytes);
         }
     }
 
@@ -181,6 +203,9 @@ impl Kv {
     pub fn attach(&mut self, model: ModelId, uid: u32, tokens: &[u32], held: &mut Held) -> u32 {
         self.release(model, uid, held);
         let key = self.key(model, uid);
+        if self.is_recurrent(model) {
+            return self.attach_state(key, uid, tokens, held);
+        }
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&model)) else {
             return 0;
         };
@@ -188,7 +213,7 @@ impl Kv {
         let found = tree.find(tokens, self.clock);
         found.pages.iter().for_each(|page| pool.hold(*page, uid));
         let mut count = (found.pages.len() * KV_PAGE_TOKENS) as u32;
-        *held = Held { known: found.pages.len(), at: found.at, pages: found.pages, copied: None };
+        *held = Held { known: found.pages.len(), at: found.at, pages: found.pages, ..Held::default() };
         if let Some(rest) = found.rest {
             count += rest.tokens;
             // Nobody else writes there: the sequence goes on where the tree's tokens end.
@@ -237,11 +262,14 @@ impl Kv {
         }
     }
 
-    /// Gives all pages back that a user's sequence has, without offering them to the tree.
+    /// Gives all pages and states back that a user's sequence has, without offering them to the tree.
     pub fn release(&mut self, model: ModelId, uid: u32, held: &mut Held) {
-        let Held { pages, copied, .. } = std::mem::take(held);
+        let Held { pages, copied, state, spare, .. } = std::mem::take(held);
         for page in pages.into_iter().chain(copied) {
             self.drop_page(model, uid, page);
+        }
+        for state in state.into_iter().chain(spare) {
+            self.drop_state(model, uid, state);
         }
     }
 
@@ -275,6 +303,7 @@ impl Kv {
         let key = self.key(model, uid);
         let Some(pool) = self.pools.get_mut(&model) else { return };
         self.clock += 1;
+        let (mut end, mut last) = (0, None);
         for (index, page) in tokens.chunks(KV_PAGE_TOKENS).enumerate().skip(held.known) {
             let whole = page.len() == KV_PAGE_TOKENS;
             let Some(own) = held.pages.get_mut(index).filter(|_| whole || all) else { break };
@@ -301,11 +330,22 @@ impl Kv {
             if whole {
                 (held.known, held.at) = (index + 1, at);
             }
+            end = index * KV_PAGE_TOKENS + page.len();
+            last = self.trees.get(&key).filter(|tree| tree.len_of(at) == page.len()).map(|_| at);
+        }
+        self.drop_gone(key);
+        // Without `all`, the state after a page is kept only where prompts part.
+        let wanted = all || held.split == Some(end as u32);
+        if let Some(node) = last.filter(|_| wanted && end == tokens.len()) {
+            self.keep_state(key, node, held);
         }
     }
 
     /// The known prefixes of a model by user, at most so many pages in all; those used last before others.
     pub fn known(&self, model: ModelId, most: usize) -> Vec<(Option<u32>, Vec<Known>)> {
+        if self.is_recurrent(model) {
+            return Vec::new(); // pages without states are of no use
+        }
         let trees: Vec<_> = self.trees.iter().filter(|((of, _), _)| *of == model).collect();
         let each = most / trees.len().max(1);
         trees.into_iter().map(|((_, uid), tree)| (*uid, tree.latest(each))).collect()
@@ -363,6 +403,7 @@ impl Kv {
         self.clock += 1;
         let tree = self.trees.entry(key).or_insert_with(Tree::new);
         let inserted = tree.insert(at, tokens, page, self.clock);
+        self.drop_gone(key);
         if let (Inserted::Taken { instead_of, .. }, Some(pool)) = (inserted, self.pools.get_mut(&model)) {
             pool.keep(page);
             let gone = instead_of.map(|old| (pool.forget(old), pool.page_bytes));
@@ -377,20 +418,42 @@ impl Kv {
     /// Drops the cached page of models for which `may` holds that is to go first: of the user that holds most, the longest
     /// unused. Returns its bytes.
     fn evict(&mut self, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
-        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, NodeId)> = None;
+        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey)> = None;
         for (key, tree) in self.trees.iter().filter(|(key, _)| may(key.0)) {
-            let Some(pool) = self.pools.get(&key.0) else { continue };
-            let Some((used, leaf)) = tree.oldest(|page| !pool.is_held(page)) else { continue };
+            let Some((used, _)) = self.oldest(*key, tree) else { continue };
             let most = key.1.map_or(0, |uid| self.charged.get(&uid).copied().unwrap_or(0));
-            let place = (most, std::cmp::Reverse(used), *key, leaf);
+            let place = (most, std::cmp::Reverse(used), *key);
             if first.is_none_or(|first| (first.0, first.1) < (place.0, place.1)) {
                 first = Some(place);
             }
         }
-        let (.., key, leaf) = first?;
-        self.forget(key, leaf);
+        let (.., key) = first?;
         self.evicted += 1;
-        Some(self.pools.get(&key.0).map_or(0, |pool| pool.page_bytes))
+        self.drop_oldest(key)
+    }
+
+    /// The thing that a tree is to drop first, and the time of its last use: a state, or a leaf with its page.
+    fn oldest(&self, key: TreeKey, tree: &Tree) -> Option<(u64, Oldest)> {
+        let states = self.states.get(&key.0);
+        let state = states.and_then(|pool| tree.oldest_state(|state| !pool.is_held(state)));
+        if let Some((used, node)) = state {
+            return Some((used, Oldest::State(node)));
+        }
+        let pool = self.pools.get(&key.0)?;
+        tree.oldest(|page| !pool.is_held(page)).map(|(used, leaf)| (used, Oldest::Leaf(leaf)))
+    }
+
+    /// Drops that. Returns its bytes; `None` if sequences hold all that the tree has.
+    fn drop_oldest(&mut self, key: TreeKey) -> Option<u64> {
+        let before = self.used_bytes;
+        match self.oldest(key, self.trees.get(&key)?)?.1 {
+            Oldest::State(node) => {
+                self.trees.get_mut(&key)?.remove_state(node);
+                self.drop_gone(key);
+            }
+            Oldest::Leaf(leaf) => self.forget(key, leaf),
+        }
+        Some(before.saturating_sub(self.used_bytes))
     }
 
     /// Drops the cached pages of such models that are to go first, until they have so many bytes. Returns how many they
@@ -408,17 +471,19 @@ impl Kv {
     fn forget(&mut self, key: TreeKey, leaf: NodeId) {
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&key.0)) else { return };
         if self.watched
+            && !self.states.contains_key(&key.0)
             && let Some((tokens, page)) = tree.whole_prefix(leaf)
         {
             let (model, uid) = key;
             self.evicted_pages.push(EvictedPage { model, uid, page, page_bytes: pool.page_bytes, tokens });
         }
         let page = tree.remove(leaf);
-        if tree.is_empty() {
-            self.trees.remove(&key);
-        }
         if let Left::Free(uid) = pool.forget(page) {
             discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
+        }
+        self.drop_gone(key);
+        if self.trees.get(&key).is_some_and(Tree::is_empty) {
+            self.trees.remove(&key);
         }
     }
 
@@ -428,10 +493,7 @@ impl Kv {
             self.trees.keys().filter(|key| of.is_none_or(|of| of == key.0)).copied().collect();
         let mut dropped = false;
         for key in keys {
-            while let (Some(tree), Some(pool)) = (self.trees.get(&key), self.pools.get(&key.0))
-                && let Some((_, leaf)) = tree.oldest(|page| !pool.is_held(page))
-            {
-                self.forget(key, leaf);
+            while self.drop_oldest(key).is_some() {
                 dropped = true;
             }
         }
@@ -456,19 +518,23 @@ impl Kv {
             sums.cached_bytes += cached * pool.page_bytes;
             sums.size += u64::from(pool.size());
         }
+        for states in self.states.values() {
+            sums.cached_bytes += u64::from(states.cached()) * states.page_bytes;
+        }
         sums
     }
 
     /// Bytes of all pages that sequences hold, each counted once.
     pub fn held_bytes(&self) -> u64 {
-        let cached: u64 = self.pools.values().map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum();
+        let pools = self.pools.values().chain(self.states.values());
+        let cached: u64 = pools.map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum();
         self.used_bytes.saturating_sub(cached)
     }
 
     /// The same of one user. A page that sequences of several users hold counts in full for each of them. So nobody holds
     /// more because another one computed it, or goes on with it.
     pub fn held_by(&self, uid: u32) -> u64 {
-        self.pools.values().map(|pool| pool.held_by(uid)).sum()
+        self.pools.values().chain(self.states.values()).map(|pool| pool.held_by(uid)).sum()
     }
 
     /// Whole pages of the longest known prefix of `tokens` that sequences hold already: any, and those of the same user.
@@ -476,6 +542,9 @@ impl Kv {
         let (Some(tree), Some(pool)) = (self.trees.get(&self.key(model, uid)), self.pools.get(&model)) else {
             return [0; 2];
         };
+        if self.is_recurrent(model) {
+            return [0; 2]; // it may go on from an earlier page only
+        }
         tree.path(tokens)
             .filter(|page| pool.is_held(*page))
             .fold([0; 2], |[any, own], page| [any + 1, own + u32::from(pool.holders_of_user(page, uid) > 0)])
@@ -492,7 +561,8 @@ impl Kv {
 
     /// Bytes of a model's cached pages.
     pub fn cached_bytes(&self, model: ModelId) -> u64 {
-        self.pools.get(&model).map_or(0, |pool| u64::from(pool.cached()) * pool.page_bytes)
+        let pools = [self.pools.get(&model), self.states.get(&model)].into_iter().flatten();
+        pools.map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum()
     }
 
     /// Lists evicted pages from now on, or no longer.

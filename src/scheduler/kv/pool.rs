@@ -173,6 +173,16 @@ impl Pool {
         self.holders_of(page) > 0
     }
 
+    /// True if one sequence holds the page, and nobody else has it.
+    pub fn is_alone(&self, page: u32) -> bool {
+        self.pages.get(page as usize).is_some_and(|of| of.sequences == 1 && !of.kept)
+    }
+
+    /// True if the tree has the page.
+    pub fn is_kept(&self, page: u32) -> bool {
+        self.pages.get(page as usize).is_some_and(|of| of.kept)
+    }
+
     /// Freed numbers whose memory the device still has; it gives it back now.
     pub fn take_freed(&mut self) -> Vec<u32> {
         self.free.extend_from_slice(&self.freed);

@@ -36,30 +36,47 @@ struct Lives {
     live: Vec<Live>,
     /// The tokens of each page of the device, by position in the page.
     device: BTreeMap<(ModelId, u32), [Option<u32>; PAGE]>,
+    /// All tokens that are in each recurrent state of the device.
+    states: BTreeMap<u32, Vec<u32>>,
+    /// Tokens of the last sequence that ended.
+    ended: Vec<u32>,
+    /// Tokens that sequences found known with their state.
+    known: usize,
 }
+
+/// The model with recurrent states.
+const RECURRENT: ModelId = ModelId(3);
 
 impl Lives {
     fn new(seed: u64) -> Self {
         let reuse = [Reuse::User, Reuse::User, Reuse::All, Reuse::Off][seed as usize % 4];
-        let mut kv = Kv::new(PAGES * 100, reuse);
+        let roomy = if seed % 8 < 4 { 1 } else { 4 };
+        let mut kv = Kv::new(PAGES * 100 * roomy, reuse);
         kv.open(ModelId(1), 100);
         kv.open(ModelId(2), 200);
-        Self { kv, random: Random(seed), seed, live: Vec::new(), device: BTreeMap::new() }
+        kv.open(RECURRENT, 20);
+        kv.open_states(RECURRENT, 150);
+        let (live, device, states, ended) = Default::default();
+        Self { kv, random: Random(seed), seed, live, device, states, ended, known: 0 }
     }
 
     fn begin(&mut self) {
         // Few stems, so that prefixes meet in and between pages.
         let mut tokens: Vec<u32> = Vec::new();
+        if self.random.below(3) == 0 {
+            tokens.clone_from(&self.ended); // a conversation goes on
+        }
         for _ in 0..1 + self.random.below(4) {
             let stem = self.random.below(3) as u32;
             tokens.extend((0..1 + self.random.below(40) as u32).map(|i| stem * 1000 + i));
         }
-        let (model, uid) = (ModelId(1 + self.random.below(2)), self.random.below(3) as u32);
+        let (model, uid) = (ModelId(1 + self.random.below(3)), self.random.below(3) as u32);
         let mut held = Held::default();
         let computed = self.kv.attach(model, uid, &tokens[..tokens.len() - 1], &mut held) as usize;
         assert!(computed < tokens.len(), "seed {}", self.seed);
         let live = Live { model, uid, tokens, computed, held };
         self.check_prefix(&live);
+        self.known += if model == RECURRENT { computed } else { 0 };
         self.live.push(live);
     }
 
@@ -71,13 +88,36 @@ impl Lives {
             let there = self.device.get(&(live.model, page)).and_then(|page| page[position % PAGE]);
             assert_eq!(there, Some(live.tokens[position]), "seed {}: position {position}", self.seed);
         }
+        if live.model == RECURRENT {
+            let state = live.held.state.map(|state| self.states[&state].as_slice());
+            let tokens = live.tokens.get(..live.computed).filter(|tokens| !tokens.is_empty());
+            assert_eq!(state, tokens, "seed {}: a state of other tokens", self.seed);
+        }
+    }
+
+    /// Writes the state after `end` tokens of a sequence; false if there is no room for it.
+    fn compute_state(&mut self, at: usize, end: usize) -> bool {
+        let live = &mut self.live[at];
+        if live.held.spare.is_none() {
+            live.held.spare = self.kv.take_state(live.model, live.uid);
+        }
+        let Some(spare) = live.held.spare else { return false };
+        let before = live.held.state.map(|state| self.states[&state].clone()).unwrap_or_default();
+        assert_eq!(before, live.tokens[..live.computed], "seed {}", self.seed);
+        self.states.insert(spare, live.tokens[..end].to_vec());
+        self.kv.advance_state(live.model, live.uid, &mut live.held);
+        assert_eq!(live.held.state, Some(spare));
+        true
     }
 
     /// Computes some rows of a sequence, as far as there are pages.
     fn compute(&mut self, at: usize) {
         let live = &mut self.live[at];
         let rows = 1 + self.random.below(40) as usize;
-        let end = (live.computed + rows).min(live.tokens.len());
+        let mut end = (live.computed + rows).min(live.tokens.len());
+        if let Some(split) = live.held.split.filter(|split| *split as usize > live.computed) {
+            end = end.min(split as usize);
+        }
         while live.held.pages.len() * PAGE < end {
             let Some(page) = self.kv.take(live.model, live.uid) else { return self.end(at) };
             live.held.pages.push(page);
@@ -91,6 +131,10 @@ impl Lives {
             let page = live.held.pages[position / PAGE];
             self.device.entry((live.model, page)).or_default()[position % PAGE] = Some(live.tokens[position]);
         }
+        if live.model == RECURRENT && !self.compute_state(at, end) {
+            return self.end(at);
+        }
+        let live = &mut self.live[at];
         live.computed = end;
         let all = live.computed == live.tokens.len();
         self.kv.keep(live.model, live.uid, &live.tokens[..end], all, &mut live.held);
@@ -103,7 +147,7 @@ impl Lives {
     /// Writes tokens that are refused behind those of a sequence, where pages are free, and gives these back.
     fn draft(&mut self, at: usize) {
         let live = &mut self.live[at];
-        if live.held.copied.is_some() || live.computed == 0 {
+        if live.held.copied.is_some() || live.computed == 0 || live.model == RECURRENT {
             return;
         }
         let end = live.computed + 1 + self.random.below(70) as usize;
@@ -124,6 +168,7 @@ impl Lives {
         let mut live = self.live.swap_remove(at);
         self.kv.keep(live.model, live.uid, &live.tokens[..live.computed], true, &mut live.held);
         self.kv.release(live.model, live.uid, &mut live.held);
+        self.ended = live.tokens;
         assert_eq!(live.held, Held::default());
     }
 
@@ -134,7 +179,8 @@ impl Lives {
             (4..=5, Some(at)) => self.end(at),
             (8..=9, Some(at)) => self.draft(at),
             (6, _) if self.random.below(8) == 0 => {
-                let of = [None, Some(ModelId(1)), Some(ModelId(2))][self.random.below(3) as usize];
+                let of = [None, Some(ModelId(1)), Some(ModelId(2)), Some(RECURRENT)]
+                    [self.random.below(4) as usize];
                 self.kv.drop_cached(of);
             }
             (7, _) => {
@@ -142,6 +188,9 @@ impl Lives {
                     for page in pages {
                         self.device.remove(&(model, page));
                     }
+                }
+                for (_, states) in self.kv.take_freed_states(|_| true) {
+                    states.iter().for_each(|state| drop(self.states.remove(state)));
                 }
             }
             (_, Some(at)) => self.compute(at),
@@ -184,13 +233,43 @@ impl Lives {
                 });
             }
         }
+        self.check_states(&mut used_bytes, &mut charged);
         assert_eq!((self.kv.used_bytes, &self.kv.charged), (used_bytes, &charged), "seed {seed}");
         assert!(used_bytes <= self.kv.budget_bytes, "seed {seed}");
     }
 }
 
+impl Lives {
+    /// The same for recurrent states. A tree's state has the tokens of its node and of those before.
+    fn check_states(&self, used_bytes: &mut u64, charged: &mut BTreeMap<u32, u64>) {
+        let seed = self.seed;
+        let pool = &self.kv.states[&RECURRENT];
+        let mut holders = BTreeMap::<u32, u32>::new();
+        for live in &self.live {
+            for state in live.held.state.iter().chain(&live.held.spare) {
+                *holders.entry(*state).or_default() += 1;
+            }
+        }
+        assert_eq!(pool.holders(), holders, "seed {seed}");
+        let mut kept = BTreeSet::new();
+        for (_, tree) in self.kv.trees.iter().filter(|(key, _)| key.0 == RECURRENT) {
+            for (state, tokens) in tree.states() {
+                assert!(kept.insert(state), "seed {seed}: a state is in the trees twice");
+                assert_eq!(self.states[&state], tokens, "seed {seed}: a state was written over");
+            }
+        }
+        let all: BTreeSet<u32> = kept.iter().chain(holders.keys()).copied().collect();
+        assert_eq!(pool.used() as usize, all.len(), "seed {seed}");
+        *used_bytes += all.len() as u64 * pool.page_bytes;
+        for (uid, bytes) in pool.charged() {
+            *charged.entry(uid).or_default() += bytes;
+        }
+    }
+}
+
 #[test]
 fn every_page_comes_back_and_every_count_is_exact() {
+    let mut known = 0;
     for seed in 0..2000 {
         let mut lives = Lives::new(seed);
         for _ in 0..120 {
@@ -201,10 +280,52 @@ fn every_page_comes_back_and_every_count_is_exact() {
         }
         lives.check();
         assert_eq!(lives.kv.sums().used, 0);
+        known += lives.known;
         lives.kv.drop_cached(None);
         assert_eq!((lives.kv.used_bytes, lives.kv.charged.len(), lives.kv.trees.len()), (0, 0, 0));
         lives.check();
     }
+    assert!(known > 10_000, "only {known} tokens were known with their state");
+}
+
+#[test]
+fn a_state_is_kept_where_sequences_end_and_where_prompts_part() {
+    let mut kv = Kv::new(1 << 20, Reuse::User);
+    kv.open(RECURRENT, 100);
+    kv.open_states(RECURRENT, 5000);
+    // Returns the tokens that were known, and where a step ends early.
+    let run = |kv: &mut Kv, tokens: &[u32]| {
+        let mut held = Held::default();
+        let known = kv.attach(RECURRENT, 7, &tokens[..tokens.len() - 1], &mut held);
+        let split = held.split;
+        for end in split.into_iter().chain([tokens.len() as u32 - 1]) {
+            while held.pages.len() * PAGE < end as usize {
+                held.pages.push(kv.take(RECURRENT, 7).unwrap());
+            }
+            kv.copied(RECURRENT, 7, &mut held);
+            held.spare = held.spare.or_else(|| kv.take_state(RECURRENT, 7));
+            kv.advance_state(RECURRENT, 7, &mut held);
+            kv.keep(RECURRENT, 7, &tokens[..end as usize], false, &mut held);
+        }
+        kv.keep(RECURRENT, 7, &tokens[..tokens.len() - 1], true, &mut held);
+        kv.release(RECURRENT, 7, &mut held);
+        (known, split)
+    };
+    let stem: Vec<u32> = (0..300).collect();
+    let [first, second, third] = [1000, 2000, 3000].map(|from| [&stem[..], &[from; 40]].concat());
+    assert_eq!(run(&mut kv, &first), (0, None));
+    let longer = [&first[..], &[5; 20]].concat();
+    assert_eq!(run(&mut kv, &longer), (339, None), "a conversation goes on behind its last answer");
+    assert_eq!(run(&mut kv, &second), (0, Some(288)), "the stem is known without a state");
+    assert_eq!(run(&mut kv, &third), (288, None));
+    assert_eq!(run(&mut kv, &third), (339, None), "all but the token whose logits are wanted");
+    // States go before pages, the longest unused first.
+    let before = kv.used_bytes();
+    assert_eq!(kv.drop_first(1, &|_| true), 5000);
+    assert_eq!(kv.used_bytes(), before - 5000);
+    assert_eq!(run(&mut kv, &third).0, 339);
+    kv.drop_cached(None);
+    assert_eq!(kv.used_bytes(), 0);
 }
 
 #[test]

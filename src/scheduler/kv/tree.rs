@@ -25,6 +25,21 @@ struct Node {
     children: BTreeMap<Arc<[u32]>, NodeId>,
     /// Time of the last use.
     used: u64,
+    /// The recurrent state after the node's tokens, and the time of its last use.
+    state: Option<(u32, u64)>,
+}
+
+/// The last state in the path of some tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FoundState {
+    pub state: u32,
+    /// Tokens before it.
+    pub tokens: usize,
+    /// Whole pages before it, and the node of the last one.
+    pub whole: usize,
+    pub at: NodeId,
+    /// The page with the tokens after these.
+    pub rest: Option<u32>,
 }
 
 /// The longest known prefix of some tokens.
@@ -77,13 +92,18 @@ pub(super) struct Tree {
     leaves: BTreeSet<(u64, NodeId)>,
     /// Time of the last growth.
     pub grown: u64,
+    /// Nodes with a state by its last use.
+    states: BTreeSet<(u64, NodeId)>,
+    /// States of nodes that went.
+    gone: Vec<u32>,
 }
 
 impl Tree {
     pub fn new() -> Self {
         let (parent, children, used) = (ROOT, BTreeMap::new(), 0);
-        let root = Node { page: u32::MAX, tokens: Arc::default(), parent, children, used };
-        Self { nodes: vec![root], free: Vec::new(), leaves: BTreeSet::new(), grown: 0 }
+        let root = Node { page: u32::MAX, tokens: Arc::default(), parent, children, used, state: None };
+        let (leaves, states) = Default::default();
+        Self { nodes: vec![root], free: Vec::new(), leaves, grown: 0, states, gone: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -171,8 +191,14 @@ impl Tree {
         self.grown = now;
         let instead_of = before.map(|id| self.remove(id));
         let tokens: Arc<[u32]> = tokens.into();
-        let node =
-            Node { page, tokens: Arc::clone(&tokens), parent: at, children: BTreeMap::new(), used: now };
+        let node = Node {
+            page,
+            tokens: Arc::clone(&tokens),
+            parent: at,
+            children: BTreeMap::new(),
+            used: now,
+            state: None,
+        };
         let id = match self.free.pop() {
             Some(id) => {
                 self.nodes[id as usize] = node;
@@ -233,8 +259,75 @@ impl Tree {
         (last.tokens.len() == KV_PAGE_TOKENS).then(|| (tokens.collect(), last.page))
     }
 
-    /// Removes a leaf and returns its page.
+    /// Finds the last state in the path of `tokens`, which counts as a use of it at `now`.
+    pub fn find_state(&mut self, tokens: &[u32], now: u64) -> Option<FoundState> {
+        let (mut at, mut whole, mut last) = (ROOT, 0, None);
+        for page in tokens.chunks(KV_PAGE_TOKENS) {
+            let child = self.node(at).children.get(page).copied().filter(|_| page.len() == KV_PAGE_TOKENS);
+            let Some(child) = child else {
+                let [before, after] = self.neighbours(at, page);
+                let begins = |(known, _): &Child<'_>| page.starts_with(known);
+                let leaf = [before, after].into_iter().flatten().find(begins).map(|(_, id)| id);
+                last = leaf.filter(|id| self.node(*id).state.is_some()).map(|id| (id, whole, at)).or(last);
+                break;
+            };
+            whole += 1;
+            at = child;
+            if self.node(child).state.is_some() {
+                last = Some((child, whole, child));
+            }
+        }
+        let (id, whole, at) = last?;
+        let node = &mut self.nodes[id as usize];
+        let (state, used) =
+            node.state.as_mut().map(|(state, used)| (*state, std::mem::replace(used, now)))?;
+        self.states.remove(&(used, id));
+        self.states.insert((now, id));
+        let node = self.node(id);
+        let rest = (node.tokens.len() < KV_PAGE_TOKENS).then_some(node);
+        let tokens = whole * KV_PAGE_TOKENS + rest.map_or(0, |node| node.tokens.len());
+        Some(FoundState { state, tokens, whole, at, rest: rest.map(|node| node.page) })
+    }
+
+    /// Keeps the state after a node's tokens. False if it has one.
+    pub fn set_state(&mut self, id: NodeId, state: u32, now: u64) -> bool {
+        let node = &mut self.nodes[id as usize];
+        if id == ROOT || node.state.is_some() {
+            return false;
+        }
+        node.state = Some((state, now));
+        self.grown = now;
+        self.states.insert((now, id));
+        true
+    }
+
+    /// Number of tokens of a node.
+    pub fn len_of(&self, id: NodeId) -> usize {
+        self.node(id).tokens.len()
+    }
+
+    /// The node whose state was used longest ago, of those for whose state `may_go` holds, and the time of that use.
+    pub fn oldest_state(&self, may_go: impl Fn(u32) -> bool) -> Option<(u64, NodeId)> {
+        let state = |id: NodeId| self.node(id).state.map(|(state, _)| state);
+        self.states.iter().copied().find(|(_, id)| state(*id).is_some_and(&may_go))
+    }
+
+    /// Removes a node's state; [`Tree::take_gone`] lists it.
+    pub fn remove_state(&mut self, id: NodeId) {
+        if let Some((state, used)) = self.nodes[id as usize].state.take() {
+            self.states.remove(&(used, id));
+            self.gone.push(state);
+        }
+    }
+
+    /// Takes the list of states whose nodes went, or that were removed.
+    pub fn take_gone(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Removes a leaf and returns its page. Its state goes too.
     pub fn remove(&mut self, leaf: NodeId) -> u32 {
+        self.remove_state(leaf);
         let (used, parent, page) = (self.node(leaf).used, self.node(leaf).parent, self.node(leaf).page);
         debug_assert!(self.node(leaf).children.is_empty() && leaf != ROOT, "only leaves are removed");
         self.leaves.remove(&(used, leaf));
@@ -259,6 +352,25 @@ mod tests {
         pub fn pages(&self) -> Vec<u32> {
             let live = self.nodes.iter().zip(0..).filter(|(_, id)| *id != ROOT && !self.free.contains(id));
             live.map(|(node, _)| node.page).collect()
+        }
+
+        /// All states, each with the tokens before it.
+        pub fn states(&self) -> Vec<(u32, Vec<u32>)> {
+            let live = (0..).zip(&self.nodes).filter(|(id, _)| !self.free.contains(id));
+            let states = live.filter_map(|(id, node)| Some((id, node.state?)));
+            let states: Vec<_> = states.collect();
+            let listed: BTreeSet<_> = states.iter().map(|(id, (_, used))| (*used, *id)).collect();
+            assert_eq!(listed, self.states);
+            let with_tokens = states.into_iter().map(|(id, (state, _))| {
+                let (mut path, mut at) = (Vec::new(), id);
+                while at != ROOT {
+                    path.push(at);
+                    at = self.node(at).parent;
+                }
+                let tokens = path.into_iter().rev().flat_map(|id| self.node(id).tokens.iter().copied());
+                (state, tokens.collect())
+            });
+            with_tokens.collect()
         }
 
         /// Checks the order of the tree, and each page with its tokens.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::Schedule;
 use crate::scheduler::SequenceId;
-use crate::scheduler::sequence::{Request, Sequence};
+use crate::scheduler::sequence::{Request, STATES, Sequence};
 
 /// A sequence without credit for this long gives way to others.
 pub(super) const YIELD: Duration = Duration::from_secs(1);
@@ -90,6 +90,7 @@ impl<A> Schedule<A> {
 
     fn enter(&mut self, mut sequence: Sequence<A>, now: Instant) {
         self.kv.open(sequence.request.model, sequence.request.page_bytes);
+        self.kv.open_states(sequence.request.model, sequence.request.state_bytes);
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);
         (sequence.admitted, sequence.queued) = (Some(now), None);
@@ -222,10 +223,11 @@ impl<A> Schedule<A> {
 
     /// Bytes that an admitted sequence claims and no other one holds, and those that no other one of its user does.
     fn freed_bytes(&self, sequence: &Sequence<A>) -> [u64; 2] {
-        let Request { model, uid, page_bytes, .. } = sequence.request;
+        let Request { model, uid, page_bytes, state_bytes, .. } = sequence.request;
         let outstanding = sequence.claimed_pages() - sequence.kv.pages.len() as u32;
         let own = self.kv.own_pages(model, uid, &sequence.kv);
-        own.map(|pages| u64::from(pages + outstanding).saturating_mul(page_bytes))
+        let states = state_bytes.saturating_mul(STATES);
+        own.map(|pages| u64::from(pages + outstanding).saturating_mul(page_bytes).saturating_add(states))
     }
 
     fn next_victim(

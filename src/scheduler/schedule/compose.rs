@@ -108,7 +108,7 @@ impl<A> Schedule<A> {
     /// sequence then takes those pages afterwards. It waits only while the other one gets rows, so some always goes on.
     fn is_computed_by(&self, work: &[Work], sequence: &Sequence<A>) -> bool {
         let Request { uid, model, .. } = sequence.request;
-        if !sequence.fresh || !self.kv.reuses() || sequence.needs_rows() {
+        if !sequence.fresh || !self.kv.reuses() || sequence.needs_rows() || sequence.is_recurrent() {
             return false;
         }
         let known = |s: &Sequence<A>| s.kv.known_tokens();

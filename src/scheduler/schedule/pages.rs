@@ -28,11 +28,13 @@ impl<A> Schedule<A> {
         now: Instant,
     ) -> Option<Work> {
         loop {
-            let Request { uid, connection, model, page_bytes, .. } = self.get(id)?.request;
-            let full = self.is_full(uid, page_bytes);
+            let Request { uid, connection, model, page_bytes, state_bytes, .. } = self.get(id)?.request;
             let scored_most = self.scored_rows(work);
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
             let mut rows = sequence.pending().min(most);
+            if let Some(split) = sequence.kv.split.and_then(|split| split.checked_sub(sequence.computed)) {
+                rows = if split > 0 { rows.min(split) } else { rows };
+            }
             let mut scores = 0;
             if sequence.unscored() > 0 {
                 // Rows that were told before, and then was parked, need no logits. The last row of the prompt samples, alone.
@@ -41,7 +43,8 @@ impl<A> Schedule<A> {
                 rows = rows.min(told.saturating_add(untold));
                 scores = rows.saturating_sub(told);
             }
-            if !sequence.needs_page(rows) {
+            let (needs_page, needs_state) = (sequence.needs_page(rows), sequence.needs_state());
+            if !needs_page && !needs_state {
                 sequence.served = self.steps;
                 return Some(Work {
                     id,
@@ -57,9 +60,24 @@ impl<A> Schedule<A> {
                     decode: sequence.decodes(),
                 });
             }
-            let page = if full { None } else { self.kv.take(model, uid) };
-            if let Some(page) = page {
-                sequence.kv.pages.push(page);
+            let more_bytes = if needs_page { page_bytes } else { state_bytes };
+            let full = self.is_full(uid, more_bytes);
+            let taken = match (full, needs_page) {
+                (true, _) => None,
+                (false, true) => self.kv.take(model, uid),
+                (false, false) => self.kv.take_state(model, uid),
+            };
+            let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
+            if let Some(taken) = taken {
+                if needs_page {
+                    sequence.kv.pages.push(taken);
+                } else {
+                    sequence.kv.spare = Some(taken);
+                }
+            } else if sequence.kv.copied.is_some() && sequence.is_recurrent() {
+                // Its state is that after the page to copy.
+                self.kv.release(model, uid, &mut sequence.kv);
+                sequence.computed = 0;
             } else if sequence.kv.copied.is_some() {
                 // The page to copy is one more than its tokens need: it computes these instead.
                 self.kv.copied(model, uid, &mut sequence.kv);
@@ -69,7 +87,7 @@ impl<A> Schedule<A> {
                 let victim = match self.next_preempted(uid, full, now) {
                     Some(victim) if victim == id && bounded && !full && self.is_alone(id) => {
                         // Alone it takes the room of its model's weights, page by page: parked, it would find no more.
-                        self.kv.set_room(Some(self.kv.used_bytes().saturating_add(page_bytes)));
+                        self.kv.set_room(Some(self.kv.used_bytes().saturating_add(more_bytes)));
                         continue;
                     }
                     Some(victim) => victim,

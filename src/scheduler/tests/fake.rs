@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::memory::Memory;
+use super::states::States;
 use crate::backend::*;
 use crate::program::{self, Op, Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
@@ -89,6 +90,8 @@ struct State {
     in_place: bool,
     /// How often each part pauses.
     pauses: u32,
+    /// Recurrent states.
+    states: States,
     /// Time of a step and of each row, on the engine's own clock.
     step_times: Option<(Duration, Duration)>,
 }
@@ -129,6 +132,18 @@ impl Control {
         control
     }
 
+    /// A device whose models have recurrent states.
+    pub fn recurrent() -> Self {
+        let control = Self::default();
+        control.0.0.lock().states.begin();
+        control
+    }
+
+    /// Number of recurrent states with memory.
+    pub fn states(&self) -> usize {
+        self.0.0.lock().states.count()
+    }
+
     pub fn factory(&self) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
         let control = self.clone();
         move || {
@@ -141,6 +156,7 @@ impl Control {
             state.opened += 1;
             state.slots.clear();
             state.pages.clear();
+            state.states.clear();
             control.1.free_all_pages();
             drop(state);
             Ok(Box::new(Fake { control: control.clone(), step: None, suspended: Vec::new() }))
@@ -372,6 +388,7 @@ impl Backend for Fake {
         assert!(self.control.take(&[Fault::PanicInAttentionAndClose]).is_none(), "planted in close_model");
         let mut state = self.control.0.0.lock();
         let (program, _) = state.slots.remove(&slot.0).expect("the slot is open when it is closed");
+        state.states.release(slot.0, None, &self.control.1);
         let before = state.pages.len();
         state.pages.retain(|key, _| key.0 != slot.0);
         self.control.1.free_pages((before - state.pages.len()) as u64 * page_bytes(&program));
@@ -392,8 +409,12 @@ impl Backend for Fake {
         }
     }
 
-    fn release_states(&mut self, _: ModelSlot, states: &[u32]) {
-        assert!(states.is_empty(), "no program here is recurrent");
+    fn release_states(&mut self, slot: ModelSlot, states: &[u32]) {
+        self.control.0.0.lock().states.release(slot.0, Some(states), &self.control.1);
+    }
+
+    fn recurrent_bytes(&self) -> fn(&Program) -> u64 {
+        self.control.0.0.lock().states.bytes_of()
     }
 
     fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
@@ -474,6 +495,11 @@ impl Backend for Fake {
             let page = state.pages.entry((slot.0, step.page(row, position))).or_default();
             page[position as usize % KV_PAGE_TOKENS] = Some(step.tokens[row]);
         }
+        let State { states, pages, .. } = &mut *state;
+        let token = |row: usize, position: u32| {
+            pages.get(&(slot.0, step.page(row, position)))?[position as usize % KV_PAGE_TOKENS]
+        };
+        states.step((slot.0, &self.control.1), batch, token)?;
         drop(state);
         self.step = Some(step);
         Ok(())

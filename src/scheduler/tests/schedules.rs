@@ -66,7 +66,8 @@ impl Schedule {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let swap_bytes = [0, 1 << 20, 1 << 40][random.below(3) as usize];
-        let rig = Rig::new(EngineOptions { swap_bytes, ..EngineOptions::default() });
+        let control = if seed.is_multiple_of(4) { Control::recurrent() } else { Control::default() };
+        let rig = Rig::with(control, EngineOptions { swap_bytes, ..EngineOptions::default() });
         let models: Vec<_> = (0..MODELS as u64).map(|n| open(10 + n, &kept_model())).collect();
         let all = models[0].plan.program.weight_bytes();
         // From too little room to stream a model, to more than enough for all models.

@@ -36,6 +36,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         priority: 128,
         model: ModelId(model),
         page_bytes: 1 << 10,
+        state_bytes: 0,
         prompt_tokens,
         positions,
         credit: 100,

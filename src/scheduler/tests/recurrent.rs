@@ -1,0 +1,114 @@
+//! Models with recurrent states: the same answers, whoever else runs, is cancelled, loses its pages, or goes on from a known
+//! prefix. The fake device checks before each step that a state has the tokens of its sequence.
+
+use super::fake::page_bytes;
+use super::states::STATE_BYTES;
+use super::*;
+
+fn rig(pages: u64, states: u64) -> Rig {
+    let page = page_bytes(&open(9, &kept_model()).plan.program);
+    let kv_budget_bytes = pages * page + states * STATE_BYTES;
+    Rig::with(Control::recurrent(), EngineOptions { sequences_max: 6, kv_budget_bytes, ..Default::default() })
+}
+
+impl Rig {
+    /// Asks, checks the answer, and returns how many prompt tokens were reused.
+    fn reuses(&self, prompt: &[u32], max_tokens: u32) -> u32 {
+        let answer = self.ask(prompt, max_tokens).finish();
+        assert_eq!(answer.ids, expected(prompt, max_tokens as usize));
+        answer.outcome().reused_tokens
+    }
+
+    /// As [`Rig::assert_empty`], and the device has the states alone that trees keep.
+    fn assert_empty_of_states(&self) {
+        self.assert_empty();
+        let (snapshot, page) = (self.handle().snapshot(), page_bytes(&self.model.plan.program));
+        let kept = snapshot.kv_cached_bytes - snapshot.kv_pages_cached * page;
+        assert_eq!(self.control.states() as u64 * STATE_BYTES, kept, "bytes of states on the device");
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_behind_its_last_answer() {
+    let rig = rig(1000, 40);
+    let mut text = prompt(1, 300);
+    let mut known = 0;
+    for _ in 0..5 {
+        assert_eq!(rig.reuses(&text, 20), known);
+        text.extend(expected(&text, 20));
+        known = text.len() as u32 - 1; // the answer's last token was not computed
+        text.extend(prompt(3, 9));
+    }
+    rig.assert_empty_of_states();
+}
+
+#[test]
+fn prompts_that_part_share_what_they_begin_with_from_the_third_on() {
+    let rig = rig(1000, 40);
+    let begun = |seed: u32| [prompt(1, 300), prompt(seed, 50)].concat();
+    assert_eq!([2, 3, 4, 5].map(|seed| rig.reuses(&begun(seed), 4)), [0, 0, 288, 288]);
+    // The same prompt again: there is no state before its last token until a second one asked for it.
+    assert_eq!([4, 4].map(|seed| rig.reuses(&begun(seed), 4)), [288; 2]);
+    rig.assert_empty_of_states();
+}
+
+#[test]
+fn a_budget_without_room_for_a_states_pair_is_refused_with_the_numbers() {
+    let rig = rig(2, 1);
+    let (job, _asked) = rig.job(&prompt(1, 20), 20);
+    match rig.handle().submit(job) {
+        Err(JobError::DoesNotFit { need_bytes, budget_bytes, .. }) => {
+            assert!(
+                need_bytes > budget_bytes && need_bytes > 2 * STATE_BYTES,
+                "{need_bytes} of {budget_bytes}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn drafts_are_not_made_where_a_refused_token_could_not_be_taken_back() {
+    let rig = rig(1000, 40);
+    let (mut job, asked) = rig.job(&prompt(1, 40), 60);
+    job.drafts = 8;
+    rig.handle().submit(job).unwrap();
+    let answer = asked.finish();
+    assert_eq!((answer.ids.len(), answer.outcome().drafted_tokens), (60, 0));
+}
+
+#[test]
+fn answers_are_the_same_with_few_pages_and_states_cancels_and_known_prefixes() {
+    let (mut parked, mut reused) = (0, 0);
+    for (seed, pages, states) in [(1, 1000, 100), (2, 40, 12), (3, 24, 5), (4, 16, 2)] {
+        let rig = rig(pages, states);
+        let mut asked = Vec::new();
+        for i in 0..120u32 {
+            let pick = (i * 7919 + seed * 104_729) % 1000;
+            let mut text = prompt(pick % 3, 20 + (pick % 4) * 60);
+            text.extend(prompt(pick, pick % 5));
+            let count = 3 + pick % 60;
+            let (mut job, waits) = rig.job(&text, count);
+            (job.uid, job.connection) = (1000 + (i / 8) % 2, u64::from(pick % 3));
+            rig.handle().submit(job).unwrap();
+            asked.push((text, count, waits));
+            if i % 5 == 4 {
+                rig.handle().cancel(asked[(pick as usize * 13) % asked.len()].2.id);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        for (text, count, waits) in asked {
+            let answer = waits.finish();
+            assert_eq!(answer.ids, expected(&text, answer.ids.len()), "seed {seed}");
+            match &answer.end {
+                Some(Ok(_)) => assert_eq!(answer.ids.len(), count as usize),
+                end => assert!(matches!(end, Some(Err(JobError::Cancelled))), "{end:?}"),
+            }
+        }
+        let counters = rig.handle().snapshot().counters;
+        parked += counters.sequences_parked;
+        reused += counters.reused_tokens;
+        rig.assert_empty_of_states();
+    }
+    assert!(parked > 0 && reused > 0, "{parked} parked, {reused} tokens reused");
+}
