@@ -12,7 +12,7 @@ pub fn tinystories() -> PathBuf {
 
 /// SmolLM2-135M-Instruct Q4_1, fetched by `cargo xtask models`; `None` after [`skip`].
 pub fn smollm2() -> Option<PathBuf> {
-    cached("smollm2-135m-instruct-q4_1.gguf")
+    fetched(models_dir().join("smollm2-135m-instruct-q4_1.gguf"))
 }
 
 /// Qwen2.5-Coder-0.5B-Instruct Q4_K_M, fetched by `cargo xtask models --only qwen2.5-coder-0.5b`; `None` after
@@ -40,9 +40,13 @@ pub const QWEN: &str = "qwen2.5-coder-0.5b";
 /// As [`QWEN`].
 pub const GEMMA: &str = "gemma3-270m";
 
-/// The path of a fetched model, or of a directory of several; `None` after [`skip`].
+/// The path of a file or directory of test data, fetched by `cargo xtask models`; `None` after [`skip`]. They lie beside the
+/// models: a newcomer's daemon serves all of those.
 pub fn cached(file: &str) -> Option<PathBuf> {
-    let path = models_dir().join(file);
+    fetched(models_dir().with_file_name("test-data").join(file))
+}
+
+fn fetched(path: PathBuf) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }

@@ -53,6 +53,12 @@ pub fn models_dir() -> PathBuf {
     cache_dir().join("models")
 }
 
+/// Directory of what tests read beside models, some of it made to be refused: beside [`models_dir`], which a newcomer's daemon
+/// serves whole. The tests use it too.
+pub fn test_data_dir() -> PathBuf {
+    models_dir().with_file_name("test-data")
+}
+
 /// Directory of compilers and other tools that are fetched by version.
 pub fn tools_dir() -> PathBuf {
     cache_dir().join("tools")

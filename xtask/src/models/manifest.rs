@@ -1,10 +1,14 @@
 //! The available items: the packages that contain each, and the hashes that verify it.
 
-/// An item that is fetched into the models directory.
+use std::path::PathBuf;
+
+use crate::host;
+
+/// An item that is fetched.
 pub struct Item {
     /// Name for `--only`.
     pub name: &'static str,
-    /// File or directory under the models directory.
+    /// File in the models directory, or a directory in that of test data.
     pub out: &'static str,
     /// Size of the file, or of all files of the directory.
     pub bytes: u64,
@@ -41,6 +45,16 @@ pub struct Archive {
     pub bytes: u64,
     /// sha256 of the file.
     pub sha256: &'static str,
+}
+
+impl Item {
+    /// The directory that it is fetched into.
+    pub fn dir(&self) -> PathBuf {
+        match self.source {
+            Source::File(_) => host::models_dir(),
+            Source::Directory { .. } => host::test_data_dir(),
+        }
+    }
 }
 
 impl Archive {

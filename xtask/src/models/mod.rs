@@ -81,37 +81,35 @@ pub fn run(args: &Args) -> Result<()> {
             args.only.iter().any(|n| n == item.name)
         }
     };
-    let dir = host::models_dir();
     if !args.list {
-        fetch(&all.iter().filter(|item| wanted(item)).collect::<Vec<_>>(), &dir)?;
+        fetch(&all.iter().filter(|item| wanted(item)).collect::<Vec<_>>())?;
         if args.only.is_empty() {
             ensure_written()?;
         }
     }
     let shown = all.iter().filter(|item| args.list || wanted(item));
-    let rows = shown.map(|item| row(item, &dir)).collect::<Result<Vec<_>>>()?;
-    print_rows(&rows, &dir, args.json)
+    let rows = shown.map(row).collect::<Result<Vec<_>>>()?;
+    print_rows(&rows, &host::models_dir(), args.json)
 }
 
 /// Fetches the item `name` if it is missing; returns its path.
 pub fn ensure(name: &str) -> Result<PathBuf> {
     let all = manifest::items();
     let item = all.iter().find(|item| item.name == name).ok_or(Error::UnknownItem { name: name.into() })?;
-    let dir = host::models_dir();
-    fetch(&[item], &dir)?;
-    Ok(dir.join(item.out))
+    fetch(&[item])?;
+    Ok(item.dir().join(item.out))
 }
 
 /// Fetches everything that the tests use.
 pub fn ensure_default() -> Result<()> {
     let all = manifest::items();
-    fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>(), &host::models_dir())?;
+    fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>())?;
     ensure_written().map(drop)
 }
 
 /// Writes the good files of an independent writer if they are missing; returns their folder.
 pub fn ensure_written() -> Result<PathBuf> {
-    let dir = host::models_dir();
+    let dir = host::test_data_dir();
     let _lock = lock(&dir)?;
     written::ensure(&dir)
 }
@@ -125,7 +123,17 @@ fn lock(dir: &Path) -> Result<File> {
     Ok(lock)
 }
 
-fn fetch(items: &[&Item], dir: &Path) -> Result<()> {
+fn fetch(items: &[&Item]) -> Result<()> {
+    for dir in [host::models_dir(), host::test_data_dir()] {
+        let of_dir: Vec<&Item> = items.iter().filter(|item| item.dir() == dir).copied().collect();
+        if !of_dir.is_empty() {
+            fetch_into(&dir, &of_dir)?;
+        }
+    }
+    Ok(())
+}
+
+fn fetch_into(dir: &Path, items: &[&Item]) -> Result<()> {
     let _lock = lock(dir)?;
     let mut missing = Vec::new();
     for item in items {
@@ -229,7 +237,8 @@ fn unpack(archive: &Path, strip: &str, out: &Path, take: &[String]) -> Result<()
     if status.success() { Ok(()) } else { Err(Error::Command { command: shown, status }) }
 }
 
-fn row(item: &Item, dir: &Path) -> Result<Row> {
+fn row(item: &Item) -> Result<Row> {
+    let dir = &item.dir();
     let path = dir.join(item.out);
     Ok(Row {
         name: item.name,

@@ -15,13 +15,13 @@ const SCRIPTS: [&[u8]; 2] = [
     include_bytes!("../../../tests/models/write-gguf.py"),
 ];
 
-/// Path of the files in the directory of models.
+/// Path of the files in the directory of test data.
 pub fn path(dir: &Path) -> PathBuf {
     let hash = super::hex(&Sha256::digest(SCRIPTS.concat()));
     dir.join(format!("written-{}", &hash[..12]))
 }
 
-/// Writes the files into the directory of models, which the caller has locked, if they are missing. Takes about 10 s,
+/// Writes the files into the directory of test data, which the caller has locked, if they are missing. Takes about 10 s,
 /// and longer the first time for the packages.
 ///
 /// # Errors
