@@ -126,12 +126,14 @@ fn run_op(
             let group = norm.group().max(1);
             let out = row.value(*out);
             if !add {
-                let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group));
-                return groups.for_each(|(from, out)| norm.apply(level, vectors, from, out));
+                let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate();
+                return groups
+                    .for_each(|(number, (from, out))| norm.apply(level, vectors, number, from, out));
             }
             let mut normed = vec![0.0; group];
-            for (from, out) in copy.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
-                norm.apply(level, vectors, from, &mut normed);
+            let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group));
+            for (number, (from, out)) in groups.enumerate() {
+                norm.apply(level, vectors, number, from, &mut normed);
                 out.iter_mut().zip(&normed).for_each(|(out, x)| *out += x);
             }
         }
