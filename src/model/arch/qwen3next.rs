@@ -50,7 +50,10 @@ fn write_layers(w: &mut Writer<'_>, kind: Kind, experts: Option<Experts>) -> Res
         return Err(w.metadata.unsupported("heads of one value (attention.key_length)"));
     }
     let recurrent = recurrent_layers(&w.metadata, &sizes)?;
-    let shared = w.metadata.count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?;
+    let shared = match &experts {
+        None => None,
+        Some(_) => w.metadata.count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?,
+    };
     let shared = shared.filter(|width| *width > 0).unwrap_or(sizes.ffn);
 
     let x = w.embedding(sizes.hidden, 1.0);
