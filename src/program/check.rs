@@ -304,7 +304,7 @@ impl Checker<'_> {
                 demand(values.checked_mul(value_dim) == Some(self.width(out)?), || {
                     "the result of a delta rule must have all value heads".into()
                 })?;
-                demand(eps.is_finite() && eps > 0.0, || "the least divisor must be above 0".into())?;
+                demand(eps.is_finite() && eps > 0.0, || "the eps of a delta rule must be above 0".into())?;
                 demand([self.width(decay)?, self.width(amount)?] == [values; 2], || {
                     "a delta rule must have a decay and an amount for each value head".into()
                 })?;
@@ -327,14 +327,16 @@ impl Checker<'_> {
 
     fn norm(&self, weight: TensorId, bias: Option<TensorId>, from: ValueId, out: ValueId) -> Found {
         self.same_width(&[from, out])?;
-        let group = self.tensor(weight)?.lazy.shape().elements();
+        let shape = self.tensor(weight)?.lazy.shape();
+        let (group, rows) = (shape.cols(), shape.rows());
         let width = u64::from(self.width(from)?);
-        demand(group > 0 && width.is_multiple_of(group), || {
-            "the group of a norm must divide the width".into()
+        let groups = width.checked_div(group).filter(|groups| groups * group == width);
+        demand(groups.is_some_and(|groups| rows == 1 || rows == groups), || {
+            format!("the group of a norm must divide the width {width}, but its weight is {shape}")
         })?;
-        let group = u32::try_from(group).map_err(|_| "the norm is wider than a row")?;
-        self.vector(weight, group)?;
-        bias.map_or(Ok(()), |bias| self.vector(bias, group))
+        let [rows, group] = [rows, group].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        self.numbers(weight, rows, group)?;
+        bias.map_or(Ok(()), |bias| self.numbers(bias, rows, group))
     }
 
     fn rope(&self, rope: RopeId, head_dim: u32, value: ValueId) -> Found {

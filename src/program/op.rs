@@ -40,9 +40,9 @@ pub enum Op {
         kind: NormKind,
         /// Added to the mean square, or to the variance.
         eps: f32,
-        /// `[group]` f32; its length is the group's size.
+        /// `[group]` f32; its length is the group's size. Or `[group, groups]`: a row for each group of a value's row.
         weight: TensorId,
-        /// `[group]` f32, added at the end.
+        /// As the weight, added at the end.
         bias: Option<TensorId>,
         /// Read.
         from: ValueId,
@@ -250,7 +250,8 @@ pub enum Op {
         /// Written.
         out: ValueId,
     },
-    /// The gated delta rule. For each value head h of r, with its key head's q and k of length 1 and its own v:
+    /// The gated delta rule. For each value head h of r, with its own v, and its key head's q and k, each x divided by
+    /// `sqrt(|x|^2 + eps)`:
     /// `S = e^(rate[h] * softplus(decay[r][h] + decay_bias[h])) * S`, `S += k * ((v - S^T * k) / (1 + e^-amount[r][h]))^T`,
     /// `out[h] = S^T * q / sqrt(key_dim)`. S is 0 before the first row of a sequence.
     DeltaRule {
@@ -258,10 +259,9 @@ pub enum Op {
         state: StateId,
         /// Where the heads lie in `from`.
         heads: DeltaHeads,
-        /// Queries of all key heads, then their keys, then values of all value heads. Queries and keys are divided by their
-        /// length, or by `eps` if that is larger.
+        /// Queries of all key heads, then their keys, then values of all value heads.
         from: ValueId,
-        /// Least divisor of q and k.
+        /// Added to the squared lengths of q and k; above 0.
         eps: f32,
         /// One number per value head.
         decay: ValueId,

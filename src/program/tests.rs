@@ -165,6 +165,85 @@ fn weights_have_the_shapes_that_operations_need() {
     });
 }
 
+/// A norm of groups of a value of 8, with a weight of these sizes.
+fn grouped(dims: &'static [u64]) -> impl FnOnce(&mut Rig) {
+    move |rig| {
+        let from = rig.project(8);
+        let weight = rig.builder.tensor(tensor(DType::F32, dims), Residence::Device);
+        let kind = NormKind::Rms;
+        rig.builder.push(Op::Norm { kind, eps: 0.0, weight, bias: None, from, out: from, add: false });
+    }
+}
+
+#[test]
+fn groups_of_a_norm_share_a_weight_or_have_one_each() {
+    for sound in [&[8][..], &[2], &[2, 4], &[4, 2], &[8, 1]] {
+        assert_eq!(fault(grouped(sound)), None, "{sound:?}");
+    }
+    for other in [&[3][..], &[16], &[2, 2], &[2, 8]] {
+        refused("the group of a norm", grouped(other));
+    }
+}
+
+#[test]
+fn recurrent_operations_have_states_and_weights_of_their_sizes() {
+    let convolve = |values, taps| {
+        move |rig: &mut Rig| {
+            let (state, weight) = (rig.builder.state(State::Recurrent { values }), rig.matrix(4, taps));
+            let (from, out) = (rig.x, rig.builder.value(WIDTH));
+            rig.builder.push(Op::Convolve { state, weight, bias: None, activation: None, from, out });
+        }
+    };
+    assert_eq!(fault(convolve(8, 3)), None);
+    refused("recurrent state of Some(8) values", convolve(12, 3));
+    refused("must look back", convolve(0, 1));
+    // Two heads of 4 values in a group, with 3 columns.
+    let scan = |values, heads, groups, all, small: u64| {
+        move |rig: &mut Rig| {
+            let state = rig.builder.state(State::Recurrent { values });
+            let [from, steps] = [all, 2].map(|width| rig.project(width));
+            let [step_bias, rate, skip] = [small; 3].map(|len| rig.matrix(len, 1));
+            let out = rig.builder.value(8);
+            rig.builder.push(Op::SelectiveScan {
+                state,
+                heads,
+                groups,
+                from,
+                steps,
+                step_bias,
+                rate,
+                skip,
+                out,
+            });
+        }
+    };
+    assert_eq!(fault(scan(24, 2, 1, 14, 2)), None);
+    refused("recurrent state of Some(24) values", scan(25, 2, 1, 14, 2));
+    refused("no 3 heads", scan(24, 3, 1, 14, 2));
+    refused("no 2 heads in 0 groups", scan(24, 2, 0, 14, 2));
+    refused("values of each group", scan(24, 2, 1, 15, 2));
+    refused("values of each group", scan(24, 2, 1, 8, 2));
+    refused("a step for each head", scan(24, 4, 1, 14, 4));
+    refused("must have shape", scan(24, 2, 1, 14, 3));
+    // A key head of 3 values, two value heads of 4.
+    let heads = DeltaHeads { keys: 1, key_dim: 3, values: 2, value_dim: 4, in_turn: true };
+    let delta = |values, heads, all, each, eps| {
+        move |rig: &mut Rig| {
+            let state = rig.builder.state(State::Recurrent { values });
+            let [from, decay, amount] = [all, each, 2].map(|width| rig.project(width));
+            let [decay_bias, rate] = [rig.vector(2), rig.vector(2)];
+            let out = rig.builder.value(8);
+            rig.builder.push(Op::DeltaRule { state, heads, from, eps, decay, decay_bias, rate, amount, out });
+        }
+    };
+    assert_eq!(fault(delta(24, heads, 14, 2, 1e-6)), None);
+    refused("recurrent state of Some(24) values", delta(23, heads, 14, 2, 1e-6));
+    refused("are no heads", delta(24, DeltaHeads { keys: 0, ..heads }, 14, 2, 1e-6));
+    refused("its queries, keys and values", delta(24, heads, 13, 2, 1e-6));
+    refused("a decay and an amount", delta(24, heads, 14, 3, 1e-6));
+    refused("eps of a delta rule", delta(24, heads, 14, 2, 0.0));
+}
+
 #[test]
 fn heads_are_whole_and_a_row_sees_itself() {
     let spec = |dims| RopeSpec {

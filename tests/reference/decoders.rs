@@ -132,6 +132,50 @@ fn threads_instructions_and_pauses_change_no_bit_of_latent_attention() {
     }
 }
 
+/// Ends of chunks lie inside of what convolutions see, and states pass between steps of one row and of many.
+#[test]
+fn cuts_threads_instructions_and_pauses_change_no_bit_of_recurrent_layers() {
+    let ids: Vec<u32> = (0..50).map(|i| (i * 53 + 7) % 250 + 3).collect();
+    let scratch = tempfile::tempdir().unwrap();
+    let mut seen = 0;
+    for (name, forge) in forge::newer_decoders() {
+        let path = scratch.path().join(name);
+        fs::write(&path, forge.build().bytes).unwrap();
+        let open = |options: CpuOptions, threads: usize, slices: Slices| {
+            let mut backend = CpuBackend::with_exact_threads(options, threads).unwrap();
+            backend.set_slices(slices);
+            Runner::on(&path, Box::new(backend))
+        };
+        let mut runner = open(FLOAT, 1, Slices::default());
+        if !runner.model.plan.program.is_recurrent() {
+            continue;
+        }
+        seen += 1;
+        let want = runner.feed(&ids);
+        for rows in [1, 2, 7, 33] {
+            runner.reset();
+            assert!(runner.feed_in(&ids, rows) == want, "{name} in chunks of {rows}");
+        }
+        for (isa, threads) in isas().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let options = CpuOptions { isa: Some(isa), ..FLOAT };
+            assert!(
+                open(options, threads, Slices::default()).feed(&ids) == want,
+                "{name} on {isa}, {threads} threads"
+            );
+        }
+        let pauses = Slices { pause: Duration::ZERO, ..Slices::default() };
+        let mut runner = open(FLOAT, 2, pauses);
+        runner.interrupt();
+        assert!(runner.feed_in(&ids, 20) == want, "{name} in pieces, beside another model's steps");
+        let apart = CpuOptions { unfused: true, ..FLOAT };
+        assert!(
+            open(apart, 2, Slices::default()).feed_in(&ids, 9) == want,
+            "{name}, each operation by itself"
+        );
+    }
+    assert_eq!(seen, 12, "decoders with recurrent layers");
+}
+
 /// Compares the runners that `open` makes with the reference, for some lengths.
 fn check(open: impl Fn(&Path) -> Option<Runner>, how: (Feed, f64), lengths: fn(usize) -> bool) {
     check_list("decoders", forge::decoders(), &open, how, lengths);

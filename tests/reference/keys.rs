@@ -29,6 +29,7 @@ const SAYS_NOTHING: &[(&str, &str)] = &[
     ("attention.value_length_swa", "there is no window"),
     ("rope.dimension_count_swa", "there is no window"),
     ("rope.freq_base_swa", "there is no window"),
+    ("rope.dimension_count", "nemotron_h and the first granitehybrid rotate no value"),
     ("rope.scale_linear", "mistral3's decoder has the factor under its new name"),
     ("rope.scaling.original_context_length", "positions are not scaled by YaRN"),
     ("rope.scaling.yarn_", "positions are not scaled by YaRN"),
@@ -55,6 +56,13 @@ const SHAPES: &[&str] = &[
     "attention.q_lora_rank",
     "nextn_predict_layers",
     "rope.dimension_count",
+    "full_attention_interval",
+    "shortconv.l_cache",
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.group_count",
 ];
 
 /// The first decoder or encoder of each supported architecture.
@@ -192,11 +200,12 @@ fn keys_with_values_that_change_nothing_are_let_through() {
             ("vision.block_count", Value::u32(27)),
         ] {
             let other_values: &[&str] = match name {
-                "logit_scale" => &["granite", "granitemoe", "command-r", "cohere2"],
+                "logit_scale" => &["granite", "granitehybrid", "granitemoe", "command-r", "cohere2"],
                 "attention.sliding_window" => {
                     &["gemma2", "gemma3", "cohere2", "gpt-oss", "modern-bert", "gemma-embedding"]
                 }
-                "expert_gating_func" => &["glm4moe", "minimax-m2"],
+                "expert_gating_func" => &["glm4moe", "lfm2moe", "minimax-m2"],
+                "rope.dimension_sections" => &["qwen35", "qwen35moe"],
                 "pooling_type" => &["bert", "nomic-bert", "jina-bert-v3", "modern-bert", "gemma-embedding"],
                 _ => &[],
             };

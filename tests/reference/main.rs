@@ -21,6 +21,7 @@ mod keys;
 mod loaded;
 mod logits;
 mod on_gpu;
+mod recurrent;
 mod refusals;
 mod runner;
 mod sampling;

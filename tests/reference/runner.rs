@@ -4,7 +4,9 @@ use std::fs::File;
 use std::path::Path;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{ActivationType, Backend, KV_PAGE_TOKENS, KvType, ModelSlot, StepBatch, StepLimits};
+use rocmforge::backend::{
+    ActivationType, Backend, KV_PAGE_TOKENS, KvType, ModelSlot, RecurrentPlace, StepBatch, StepLimits,
+};
 use rocmforge::model::{Model, ModelId};
 
 use super::loaded::Loaded;
@@ -15,12 +17,21 @@ const ROWS_MAX: usize = 100;
 /// Positions a sequence may fill.
 const CONTEXT: usize = 512;
 
+/// Places of recurrent states: each step reads what the one before it wrote, and writes the other.
+const PLACES: [RecurrentPlace; 2] =
+    [RecurrentPlace { before: Some(5), after: 2 }, RecurrentPlace { before: Some(2), after: 5 }];
+
+/// The place of a sequence that begins.
+const FIRST: [RecurrentPlace; 1] = [RecurrentPlace { before: None, after: 2 }];
+
 /// A model, a backend, one sequence.
 pub struct Runner {
     pub model: Model,
     loaded: Loaded<Box<dyn Backend>>,
     pages: Vec<u32>,
     position: usize,
+    /// Steps so far.
+    steps: usize,
     /// Another open model on the same device, whose steps come between the parts of this one's.
     other: Option<ModelSlot>,
 }
@@ -40,7 +51,7 @@ impl Runner {
         let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
         let loaded = Loaded::new(model.plan.program.as_ref().clone(), backend, limits, pages);
         // Pages in descending order: their numbers must not matter.
-        Self { model, loaded, pages: (0..pages).rev().collect(), position: 0, other: None }
+        Self { model, loaded, pages: (0..pages).rev().collect(), position: 0, steps: 0, other: None }
     }
 
     /// Description of the backend, for messages.
@@ -66,7 +77,7 @@ impl Runner {
             page_tables: &self.pages,
             page_table_stride: self.pages.len(),
             logits_rows: &[2],
-            recurrent: &[],
+            recurrent: if self.loaded.program.is_recurrent() { &FIRST } else { &[] },
         };
         self.loaded.backend.suspend_step().expect("the step was not suspended");
         self.loaded.backend.begin_step(other, &batch).expect("the other model's batch was refused");
@@ -78,12 +89,18 @@ impl Runner {
     /// Drops the sequence.
     pub fn reset(&mut self) {
         self.loaded.backend.release_pages(self.loaded.slot, &self.pages);
+        self.loaded.backend.release_states(self.loaded.slot, &PLACES.map(|place| place.after));
         self.position = 0;
     }
 
     /// Appends `ids` to the sequence, in chunks; returns the logits after the last.
     pub fn feed(&mut self, ids: &[u32]) -> Vec<f32> {
-        let chunks: Vec<&[u32]> = ids.chunks(ROWS_MAX).collect();
+        self.feed_in(ids, ROWS_MAX)
+    }
+
+    /// As [`Runner::feed`], in chunks of so many tokens.
+    pub fn feed_in(&mut self, ids: &[u32], rows: usize) -> Vec<f32> {
+        let chunks: Vec<&[u32]> = ids.chunks(rows).collect();
         let (last, before) = chunks.split_last().expect("there are no tokens to feed");
         before.iter().for_each(|chunk| {
             self.step(chunk, &[]);
@@ -92,6 +109,12 @@ impl Runner {
     }
 
     fn step(&mut self, ids: &[u32], logits_rows: &[u32]) -> Option<Vec<f32>> {
+        let places = self.loaded.program.is_recurrent().then(|| {
+            let places = PLACES[self.steps % 2];
+            RecurrentPlace { before: places.before.filter(|_| self.position > 0), ..places }
+        });
+        let places: Vec<RecurrentPlace> = places.into_iter().collect();
+        self.steps += 1;
         let positions: Vec<u32> = (self.position..self.position + ids.len()).map(|p| p as u32).collect();
         let batch = StepBatch {
             token_ids: ids,
@@ -100,7 +123,7 @@ impl Runner {
             page_tables: &self.pages,
             page_table_stride: self.pages.len(),
             logits_rows,
-            recurrent: &[],
+            recurrent: &places,
         };
         self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch was refused");
         let head = self.loaded.program.head_part();

@@ -16,6 +16,7 @@ use places::{Places, note_values, place};
 
 use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::experts::{ChoiceSpec, ExpertSet};
+use super::recur::Recur;
 use crate::program::{
     Activation, HeadPart, NormKind, Op, Program, RopeId, Rows, State, StateId, TableRow, TensorId, ValueId,
 };
@@ -47,9 +48,9 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Added under the square root.
     pub eps: f32,
-    /// Shape `[group]`.
+    /// Shape `[group]`, or `[group, groups]`.
     pub weight: TensorId,
-    /// Shape `[group]`.
+    /// As the weight.
     pub bias: Option<TensorId>,
 }
 
@@ -135,6 +136,8 @@ pub enum Unit {
     Route { logits: Place, bias: Option<TensorId>, choice: usize },
     /// See [`Op::Experts`].
     Experts(ExpertSet),
+    /// An operation with a recurrent state.
+    Recur(Recur),
 }
 
 /// A program as units over planes.
@@ -257,7 +260,7 @@ impl<'a> Outline<'a> {
     fn folded(&self, ops: &[Op]) -> usize {
         let taken = usize::from(matches!(ops[0], Op::Take { out, .. } if self.passes(out, 1)));
         let Some(&Op::Norm { weight, from, out, add: false, .. }) = ops.get(taken) else { return 0 };
-        let group = self.program.tensor(weight).map_or(0, |tensor| tensor.lazy.shape().elements() as usize);
+        let group = self.program.tensor(weight).map_or(0, |tensor| tensor.lazy.shape().cols() as usize);
         let of_taken = taken == 0 || matches!(ops[0], Op::Take { out, .. } if out == from);
         let Some(&Op::Project { from: read, add, .. }) = ops.get(taken + 1) else { return 0 };
         let count = self.projections(&ops[taken + 1..], read, add);
@@ -468,7 +471,10 @@ impl Maker<'_, '_> {
                 let (from, out, choice) = (self.place(from), self.place(out), *self.choices.get(&choice)?);
                 Unit::Experts(ExpertSet { experts, biases, choice, activation, from, out })
             }
-            _ => self.row_ops(one)?,
+            _ => match Recur::of(op, |value| self.place(value)) {
+                Some(recur) => Unit::Recur(recur),
+                None => self.row_ops(one)?,
+            },
         })
     }
 

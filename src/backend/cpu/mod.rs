@@ -28,6 +28,7 @@ mod norm;
 #[allow(unsafe_code)]
 mod pool;
 pub mod quant;
+mod recur;
 mod rope;
 mod row_ops;
 mod run;

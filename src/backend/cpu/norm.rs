@@ -24,6 +24,21 @@ vectorize! {
 }
 
 vectorize! {
+    /// `out[i] = up[i] / (1 + e^-gate[i])`. All three have one length.
+    pub fn sigmoid = sigmoid_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
+}
+
+vectorize! {
+    /// `out[i] = gate[i] * up[i]`. All three have one length.
+    pub fn product = product_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
+}
+
+vectorize! {
+    /// `out[i] = max(gate[i], 0)^2 * up[i]`. All three have one length.
+    pub fn squared_relu = squared_relu_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
+}
+
+vectorize! {
     /// `out[i]` of a gate and its up; see [`Activation::Clamped`](crate::program::Activation::Clamped). All three have one length.
     pub fn clamped = clamped_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
 }
@@ -91,6 +106,26 @@ impl<S: Simd> Lanes<S> for Silu {
     fn of(&self, s: S, x: S::V) -> S::V {
         let e = s.exp(s.sub(s.splat(0.0), x));
         s.div(x, s.add(s.splat(1.0), e))
+    }
+}
+
+struct Sigmoid;
+
+impl<S: Simd> Lanes<S> for Sigmoid {
+    #[inline(always)]
+    fn of(&self, s: S, x: S::V) -> S::V {
+        let e = s.exp(s.sub(s.splat(0.0), x));
+        s.div(s.splat(1.0), s.add(s.splat(1.0), e))
+    }
+}
+
+struct SquaredRelu;
+
+impl<S: Simd> Lanes<S> for SquaredRelu {
+    #[inline(always)]
+    fn of(&self, s: S, x: S::V) -> S::V {
+        let x = s.max(s.splat(0.0), x); // in this order a NaN stays one
+        s.mul(x, x)
     }
 }
 
@@ -177,6 +212,21 @@ fn geglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
 }
 
 #[inline(always)]
+fn sigmoid_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(s, gate, up, out, &Sigmoid, &Same);
+}
+
+#[inline(always)]
+fn product_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(s, gate, up, out, &Same, &Same);
+}
+
+#[inline(always)]
+fn squared_relu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(s, gate, up, out, &SquaredRelu, &Same);
+}
+
+#[inline(always)]
 fn clamped_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated(s, gate, up, out, &ClampedGate, &ClampedUp);
 }
@@ -224,6 +274,7 @@ fn sum_exp_lanes<S: Simd>(s: S, x: &[f32], max: f32, scale: f32) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::Level;
     use super::super::simd::tests::levels;
     use super::*;
 
@@ -320,6 +371,36 @@ mod tests {
             clamped(level, &[-1e30, f32::NAN, 1.0, 1e30], &[1.0, 1.0, f32::NAN, 1e30], &mut out);
             assert!(out[0].abs() < 1e-7 && out[1].is_nan() && out[2].is_nan(), "{name} {out:?}");
             assert!((out[3] - 56.0).abs() < 1e-3, "{name} {out:?}");
+        }
+    }
+
+    #[test]
+    fn simple_gates_are_those_of_f64() {
+        type Gate = fn(Level, &[f32], &[f32], &mut [f32]);
+        type Exact = fn(f64) -> f64;
+        let all: [(Gate, Exact); 3] = [
+            (sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+            (product, |x| x),
+            (squared_relu, |x| x.max(0.0).powi(2)),
+        ];
+        for (name, level) in levels() {
+            for (number, (gate, exact)) in all.into_iter().enumerate() {
+                for n in [1, 16, 33, 1536] {
+                    let (g, u) =
+                        (values(n, 0.1).iter().map(|g| g * 20.0).collect::<Vec<_>>(), values(n, 2.2));
+                    let mut out = vec![f32::NAN; n];
+                    gate(level, &g, &u, &mut out);
+                    for i in 0..n {
+                        let want = exact(f64::from(g[i])) * f64::from(u[i]);
+                        // As below.
+                        let off = (f64::from(out[i]) - want).abs();
+                        assert!(off <= want.abs() * 2f64.powi(-21), "{name}: gate {number} of {}", g[i]);
+                    }
+                }
+                let mut out = [0.0];
+                gate(level, &[f32::NAN], &[1.0], &mut out);
+                assert!(out[0].is_nan(), "{name}: gate {number}");
+            }
         }
     }
 

@@ -126,12 +126,14 @@ fn run_op(
             let group = norm.group().max(1);
             let out = row.value(*out);
             if !add {
-                let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group));
-                return groups.for_each(|(from, out)| norm.apply(level, vectors, from, out));
+                let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate();
+                return groups
+                    .for_each(|(number, (from, out))| norm.apply(level, vectors, number, from, out));
             }
             let mut normed = vec![0.0; group];
-            for (from, out) in copy.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
-                norm.apply(level, vectors, from, &mut normed);
+            let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group));
+            for (number, (from, out)) in groups.enumerate() {
+                norm.apply(level, vectors, number, from, &mut normed);
                 out.iter_mut().zip(&normed).for_each(|(out, x)| *out += x);
             }
         }
@@ -184,14 +186,8 @@ pub fn activate(level: Level, activation: Activation, gate: &[f32], up: &[f32], 
         Activation::Silu => norm::swiglu(level, gate, up, out),
         Activation::Gelu => norm::geglu(level, gate, up, out),
         Activation::Clamped => norm::clamped(level, gate, up, out),
-        Activation::Sigmoid => each(gate, up, out, |x| 1.0 / (1.0 + (-x).exp())),
-        Activation::Linear => each(gate, up, out, |x| x),
-        Activation::SquaredRelu => each(gate, up, out, |x| x.max(0.0) * x.max(0.0)),
-    }
-}
-
-fn each(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> f32) {
-    for ((gate, up), out) in gate.iter().zip(up).zip(out) {
-        *out = activation(*gate) * up;
+        Activation::Sigmoid => norm::sigmoid(level, gate, up, out),
+        Activation::Linear => norm::product(level, gate, up, out),
+        Activation::SquaredRelu => norm::squared_relu(level, gate, up, out),
     }
 }

@@ -12,6 +12,7 @@ use super::compute::{Compute, Projection, Store, append_values};
 use super::experts;
 use super::model::{OpenModel, Values};
 use super::quant;
+use super::recur;
 use super::rope::RopeTable;
 use super::row_ops;
 use super::slices::Stretch;
@@ -119,6 +120,7 @@ fn run_unit(
             let (values, choice) = (&model.values, &mut model.choices[*choice]);
             choice.choose(rows, &added, |row| values.row(*logits, row));
         }
+        Unit::Recur(op) => recur::run(compute, model, op, weights)?,
         Unit::Experts(set) => return experts::run(compute, model, set, weights, until),
     }
     Ok(Progress::Done)
@@ -215,7 +217,7 @@ fn activate(
         let from = &plane.row(row)[input.from.first..][..input.from.width];
         match norm {
             None => out.copy_from_slice(from),
-            Some(norm) => norm.apply(level, vectors, from, out),
+            Some(norm) => norm.apply(level, vectors, 0, from, out),
         }
     });
     Ok(())
@@ -227,7 +229,10 @@ pub struct NormWeights {
     kind: NormKind,
     eps: f32,
     first: usize,
+    /// Of all rows of the weight.
     len: usize,
+    /// Rows of the weight: one for all groups, or one for each.
+    rows: usize,
     biased: bool,
 }
 
@@ -250,23 +255,33 @@ impl NormWeights {
         if let Some(bias) = norm.bias {
             append_values(&weights.tensor(bias)?.tensor, vectors)?;
         }
-        Ok(Self { kind: norm.kind, eps: norm.eps, first, len, biased: norm.bias.is_some() })
+        let rows = weights.tensor(norm.weight)?.rows().max(1);
+        Ok(Self { kind: norm.kind, eps: norm.eps, first, len, rows, biased: norm.bias.is_some() })
     }
 
     /// Number of values normed together.
     pub fn group(&self) -> usize {
-        self.len
+        self.len / self.rows
     }
 
-    /// Norms one group, `from`, into `out`.
-    pub fn apply(&self, level: super::simd::Level, vectors: &[f32], from: &[f32], out: &mut [f32]) {
-        let weight = &vectors[self.first..][..self.len];
+    /// Norms a row's group with this number, `from`, into `out`.
+    pub fn apply(
+        &self,
+        level: super::simd::Level,
+        vectors: &[f32],
+        number: usize,
+        from: &[f32],
+        out: &mut [f32],
+    ) {
+        let group = self.group();
+        let first = self.first + number % self.rows * group;
+        let weight = &vectors[first..][..group];
         match self.kind {
             NormKind::Rms => super::norm::rms_norm(level, from, weight, self.eps, out),
             NormKind::Layer => super::norm::layer_norm(level, from, weight, self.eps, out),
         }
         if self.biased {
-            let bias = &vectors[self.first + self.len..][..self.len];
+            let bias = &vectors[first + self.len..][..group];
             out.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
         }
     }

@@ -78,6 +78,33 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// As [`Metadata::count_if_there`]; layers with 0 in an array have none.
+    pub fn count_beside_0(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<usize>, PlanError> {
+        let key = self.key(name);
+        let Some(Value::Array(array)) = self.get(&key) else { return self.count_if_there(name, range) };
+        let counts: Vec<i128> = integers(array).into_iter().flatten().filter(|count| *count != 0).collect();
+        if counts.windows(2).any(|pair| pair[0] != pair[1]) {
+            return Err(PlanError::PerLayer { key });
+        }
+        let want = "an array of integers of which one is above 0";
+        let value = counts.first().and_then(|count| u64::try_from(*count).ok());
+        let Some(value) = value else { return Err(PlanError::Key { key, want }) };
+        let (min, max) = range.into_inner();
+        match usize::try_from(value) {
+            Ok(count) if (min..=max).contains(&value) => Ok(Some(count)),
+            _ => Err(PlanError::Range { key, value, min, max }),
+        }
+    }
+
+    /// Whether each layer's number is above 0. All are in a file with one number for all layers.
+    pub fn layers_above_0(&self, name: &str, layers: usize) -> Result<Vec<bool>, PlanError> {
+        match self.flags_if_there(name)? {
+            None => Ok(vec![true; layers]),
+            Some(flags) if flags.len() == layers => Ok(flags),
+            Some(_) => Err(PlanError::Key { key: self.key(name), want: "one value for each layer" }),
+        }
+    }
+
     /// Marks a real number as read where `is_so` accepts its value.
     pub fn ignore_if(&self, name: &str, is_so: impl Fn(f32) -> bool) {
         let key = self.key(name);
@@ -157,6 +184,15 @@ impl<'a> Metadata<'a> {
             None => Ok(()),
             Some(n) => Err(self.unsupported(&format!("{feature} ({name} has {n})"))),
         }
+    }
+
+    /// An array of integers that are at least 0; `None` where the file has no such key.
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<usize>>, PlanError> {
+        let key = self.key(name);
+        let Some(value) = self.get(&key) else { return Ok(None) };
+        let found = if let Value::Array(array) = value { integers(array) } else { None };
+        let all = found.and_then(|all| all.into_iter().map(|n| usize::try_from(n).ok()).collect());
+        all.map(Some).ok_or(PlanError::Key { key, want: "an array of integers that are at least 0" })
     }
 
     /// The error for a model of this architecture that needs another computation.

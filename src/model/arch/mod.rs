@@ -9,6 +9,7 @@ mod deepseek2;
 mod ernie4_5;
 mod exaone4;
 mod experts;
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -16,17 +17,22 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod lfm2;
 mod llama;
+mod mamba2;
 mod metadata;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
+mod nemotron_h;
 mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen3next;
+mod recurrent;
 mod rope;
 mod sizes;
 mod smollm3;
@@ -78,25 +84,34 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "ernie4_5", write: ernie4_5::write },
     Architecture { name: "ernie4_5-moe", write: ernie4_5::write_moe },
     Architecture { name: "exaone4", write: exaone4::write },
+    Architecture { name: "falcon-h1", write: falcon_h1::write },
     Architecture { name: "gemma2", write: gemma2::write },
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },
     Architecture { name: "glm4moe", write: glm4moe::write },
     Architecture { name: "gpt-oss", write: gpt_oss::write },
     Architecture { name: "granite", write: granite::write },
+    Architecture { name: "granitehybrid", write: granite::write_hybrid },
     Architecture { name: "granitemoe", write: granite::write_moe },
     Architecture { name: "hunyuan-dense", write: hunyuan::write },
     Architecture { name: "hunyuan-moe", write: hunyuan::write_moe },
+    Architecture { name: "lfm2", write: lfm2::write },
+    Architecture { name: "lfm2moe", write: lfm2::write_moe },
     Architecture { name: "llama", write: llama::write },
+    Architecture { name: "mamba2", write: mamba2::write },
     Architecture { name: "minimax-m2", write: minimax_m2::write },
     Architecture { name: "mistral3", write: mistral3::write },
+    Architecture { name: "nemotron_h", write: nemotron_h::write },
     Architecture { name: "olmo2", write: olmo2::write },
     Architecture { name: "phi2", write: phi2::write },
     Architecture { name: "phi3", write: phi3::write },
     Architecture { name: "qwen2", write: qwen2::write },
     Architecture { name: "qwen2moe", write: qwen2moe::write },
     Architecture { name: "qwen3", write: qwen3::write },
+    Architecture { name: "qwen35", write: qwen3next::write_later },
+    Architecture { name: "qwen35moe", write: qwen3next::write_later_moe },
     Architecture { name: "qwen3moe", write: qwen3::write_moe },
+    Architecture { name: "qwen3next", write: qwen3next::write },
     Architecture { name: "smollm3", write: smollm3::write },
     Architecture { name: "starcoder2", write: starcoder2::write },
 ];

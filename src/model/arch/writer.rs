@@ -5,6 +5,7 @@
 
 mod encoders;
 mod experts;
+mod recurrent;
 
 use std::sync::Arc;
 
@@ -181,6 +182,11 @@ impl<'a> Writer<'a> {
     /// True when the part has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.has(&self.name(name))
+    }
+
+    /// Numbers per row of a value.
+    pub fn width(&self, value: ValueId) -> usize {
+        self.program.width(value)
     }
 
     fn name(&self, name: &str) -> String {
@@ -482,14 +488,23 @@ impl<'a> Writer<'a> {
         self.head_with(norm, x, Presence::Optional, Presence::Never)
     }
 
+    /// As [`Writer::head`], where files call the norm `STEM`.
+    pub fn head_after(&mut self, stem: &str, norm: Norm, x: ValueId) -> ValueId {
+        self.head_of(stem, norm, x, [Presence::Optional, Presence::Never])
+    }
+
     /// As [`Writer::head`]; `output` and `bias` say whether files have the matrix and the bias.
     pub fn head_with(&mut self, norm: Norm, x: ValueId, output: Presence, bias: Presence) -> ValueId {
+        self.head_of("output_norm", norm, x, [output, bias])
+    }
+
+    fn head_of(&mut self, stem: &str, norm: Norm, x: ValueId, [output, bias]: [Presence; 2]) -> ValueId {
         self.program.part(PartKind::Head);
         self.prefix.clear();
         let hidden = self.program.width(x);
         let (last, normed) = (self.program.wanted_value(hidden), self.program.wanted_value(hidden));
         self.program.push(Op::Take { from: x, out: last });
-        let op = self.norm_op("output norm", "output_norm", norm, hidden, last, normed);
+        let op = self.norm_op("output norm", stem, norm, hidden, last, normed);
         self.program.push(op);
         let want = Want::Matrix { rows: self.vocab, cols: hidden };
         let output = self.tensors.present("output", "output.weight", want, output);

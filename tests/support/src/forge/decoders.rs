@@ -19,12 +19,15 @@ mod gpt_oss;
 mod granite;
 mod granitemoe;
 mod hunyuan;
+mod lfm2;
 mod llama;
+mod mamba2;
 mod mistral3;
 mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2moe;
+mod qwen3next;
 mod smollm3;
 mod starcoder2;
 
@@ -63,6 +66,9 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         gpt_oss::decoders(),
         gemma2::decoders(),
         deepseek2::decoders(),
+        lfm2::decoders(),
+        mamba2::decoders(),
+        qwen3next::decoders(),
     ]
     .concat()
 }
