@@ -117,7 +117,7 @@ fn fill(file: &mut File, shape: &Shape, mixture: Mixture, progress: &mut impl Fn
     out.write_all(&shape::header(shape, &tensors)).map_err(Error::io("header"))?;
     let (mut pools, mut written) = (Pools::default(), 0);
     for (index, tensor) in tensors.iter().enumerate() {
-        let pool = pools.of(tensor.dtype, tensor.is_norm());
+        let pool = pools.of(tensor.dtype, tensor.fill);
         data(&mut out, tensor, pool, index, |piece| {
             written += piece;
             progress(written);
@@ -170,7 +170,8 @@ mod unit {
     #[test]
     fn a_written_file_is_a_model_of_that_shape_and_runs() {
         for mixture in [Mixture::Q4KM, Mixture::Q8, Mixture::F16] {
-            for (shape, experts) in [(TINY, None), (shape("tiny-experts"), Some((8, 2)))] {
+            let recurrent = shape("tiny-recurrent");
+            for (shape, experts) in [(TINY, None), (recurrent, None), (shape("tiny-experts"), Some((8, 2)))] {
                 let dir = tempfile::tempdir().expect("a folder");
                 let path = dir.path().join("model.gguf");
                 let mut written = 0;

@@ -2,13 +2,15 @@
 
 use rocmforge::tensor::DType;
 
+use super::shape::Fill;
+
 /// Bytes of random blocks per type. Each tensor repeats them from a different start.
 const POOL_BYTES: usize = 8 << 20;
 
 /// Bytes from which tensors of one kind are written.
 pub struct Pool {
     dtype: DType,
-    is_norm: bool,
+    fill: Fill,
     pub bytes: Vec<u8>,
 }
 
@@ -18,20 +20,19 @@ pub struct Pools(Vec<Pool>);
 
 impl Pools {
     /// The pool for tensors of this kind.
-    pub fn of(&mut self, dtype: DType, is_norm: bool) -> &Pool {
-        let found = self.0.iter().position(|pool| (pool.dtype, pool.is_norm) == (dtype, is_norm));
+    pub fn of(&mut self, dtype: DType, fill: Fill) -> &Pool {
+        let found = self.0.iter().position(|pool| (pool.dtype, pool.fill) == (dtype, fill));
         let index = found.unwrap_or_else(|| {
-            let bytes = if is_norm { ones() } else { weights(dtype) };
-            self.0.push(Pool { dtype, is_norm, bytes });
+            let bytes = match fill {
+                Fill::Random => weights(dtype),
+                Fill::Ones => 1f32.to_le_bytes().repeat(POOL_BYTES / 4),
+                Fill::Negative => (-0.1f32).to_le_bytes().repeat(POOL_BYTES / 4),
+            };
+            self.0.push(Pool { dtype, fill, bytes });
             self.0.len() - 1
         });
         &self.0[index]
     }
-}
-
-/// Weights of norms: all ones.
-fn ones() -> Vec<u8> {
-    1f32.to_le_bytes().repeat(POOL_BYTES / 4)
 }
 
 /// Blocks whose weights have a mean near 0 and a standard deviation near 0.015, one over the root of 4096.

@@ -23,6 +23,29 @@ pub struct Shape {
     /// Whether q and k of each head are normed.
     has_head_norms: bool,
     experts: Option<Experts>,
+    delta: Option<Delta>,
+}
+
+/// Gated delta rules in all but each `interval`-th layer, whose attention then has a gate.
+#[derive(Clone, Copy, Debug)]
+struct Delta {
+    interval: u64,
+    taps: u64,
+    /// Heads of keys and of values, and the values of each.
+    keys: u64,
+    values: u64,
+    dim: u64,
+}
+
+impl Delta {
+    fn width(self) -> u64 {
+        self.values * self.dim
+    }
+
+    /// Values of all queries, keys and values.
+    fn mixed(self) -> u64 {
+        2 * self.keys * self.dim + self.width()
+    }
 }
 
 /// Expert layers.
@@ -47,6 +70,7 @@ pub const LARGE: Shape = Shape {
     rope_base: 500_000.0,
     has_head_norms: false,
     experts: None,
+    delta: None,
 };
 
 /// Llama 3.2 1B.
@@ -69,6 +93,24 @@ const EXPERTS: Shape = Shape {
     rope_base: 1e6,
     has_head_norms: true,
     experts: Some(Experts { count: 128, used: 8, ffn: 768 }),
+    delta: None,
+};
+
+/// Qwen3.5 4B: three of four layers have a gated delta rule.
+const RECURRENT: Shape = Shape {
+    name: "3.5-4B",
+    architecture: "qwen35",
+    hidden: 2560,
+    layers: 32,
+    heads: 16,
+    kv_heads: 4,
+    head: 256,
+    ffn: 9216,
+    vocab: 248_320,
+    rope_base: 1e7,
+    has_head_norms: true,
+    experts: None,
+    delta: Some(Delta { interval: 4, taps: 4, keys: 16, values: 32, dim: 128 }),
 };
 
 /// For a CPU look-alike of a GPU.
@@ -96,8 +138,18 @@ const TINY_EXPERTS: Shape = Shape {
     ..TINY
 };
 
+/// As [`TINY`], with a delta rule and an attention.
+const TINY_RECURRENT: Shape = Shape {
+    name: "tiny-recurrent",
+    architecture: "qwen35",
+    has_head_norms: true,
+    delta: Some(Delta { interval: 2, taps: 4, keys: 2, values: 4, dim: 64 }),
+    ..TINY
+};
+
 /// All shapes.
-pub const SHAPES: [Shape; 6] = [TINY, TINY_EXPERTS, SMALL, LARGE, EXPERTS, LARGEST];
+pub const SHAPES: [Shape; 8] =
+    [TINY, TINY_EXPERTS, TINY_RECURRENT, SMALL, RECURRENT, LARGE, EXPERTS, LARGEST];
 
 /// Types of a file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -137,6 +189,18 @@ pub struct Tensor {
     name: String,
     dims: Vec<u64>,
     pub dtype: DType,
+    pub fill: Fill,
+}
+
+/// Values of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// As those of trained matrices.
+    Random,
+    /// Of norms.
+    Ones,
+    /// Of the rates of delta rules: a state must decay.
+    Negative,
 }
 
 impl Tensor {
@@ -149,9 +213,14 @@ impl Tensor {
         self.bytes().next_multiple_of(ALIGNMENT) - self.bytes()
     }
 
-    /// Whether this is a norm: norms are vectors, all other tensors are matrices.
-    pub fn is_norm(&self) -> bool {
-        self.dims.len() == 1
+    /// Norms are vectors, and most other tensors matrices.
+    fn new(name: String, dims: Vec<u64>, dtype: DType) -> Self {
+        let fill = match dims.len() {
+            1 if name.ends_with("ssm_a") => Fill::Negative,
+            1 => Fill::Ones,
+            _ => Fill::Random,
+        };
+        Self { name, dims, dtype, fill }
     }
 }
 
@@ -159,7 +228,7 @@ impl Tensor {
 pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
     let Shape { hidden, layers, vocab, .. } = *shape;
     let (most, finer) = mixture.types();
-    let tensor = |name: &str, dims: &[u64], dtype| Tensor { name: name.into(), dims: dims.into(), dtype };
+    let tensor = |name: &str, dims: &[u64], dtype| Tensor::new(name.into(), dims.into(), dtype);
     let mut all = vec![
         tensor("token_embd.weight", &[hidden, vocab], most),
         tensor("output_norm.weight", &[hidden], DType::F32),
@@ -169,29 +238,25 @@ pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
         // As llama.cpp: finer types in the first eighth, the last eighth, and every third layer between.
         let is_finer = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
         let some = if is_finer { finer } else { most };
-        let rows = roles(shape, most, some);
-        all.extend(
-            rows.iter()
-                .map(|(role, dims, dtype)| tensor(&format!("blk.{layer}.{role}.weight"), dims, *dtype)),
-        );
+        let rows = roles(shape, layer, most, some);
+        all.extend(rows.iter().map(|(role, dims, dtype)| {
+            let suffix = if ["ssm_a", "ssm_dt.bias"].contains(role) { "" } else { ".weight" };
+            tensor(&format!("blk.{layer}.{role}{suffix}"), dims, *dtype)
+        }));
     }
     all
 }
 
 /// The tensors of a layer; `some` is the type of its finer ones.
-fn roles(shape: &Shape, most: DType, some: DType) -> Vec<(&'static str, Vec<u64>, DType)> {
-    let Shape { hidden, ffn, head, .. } = *shape;
-    let (q, kv) = (shape.heads * head, shape.kv_heads * head);
-    let mut rows = vec![
-        ("attn_norm", vec![hidden], DType::F32),
-        ("attn_q", vec![hidden, q], most),
-        ("attn_k", vec![hidden, kv], most),
-        ("attn_v", vec![hidden, kv], some),
-        ("attn_output", vec![q, hidden], most),
-        ("ffn_norm", vec![hidden], DType::F32),
-    ];
-    if shape.has_head_norms {
-        rows.extend(["attn_q_norm", "attn_k_norm"].map(|role| (role, vec![head], DType::F32)));
+fn roles(shape: &Shape, layer: u64, most: DType, some: DType) -> Vec<Role> {
+    let Shape { hidden, ffn, .. } = *shape;
+    let ffn_norm = if shape.delta.is_some() { "post_attention_norm" } else { "ffn_norm" };
+    let mut rows = vec![("attn_norm", vec![hidden], DType::F32), (ffn_norm, vec![hidden], DType::F32)];
+    match shape.delta {
+        Some(delta) if !(layer + 1).is_multiple_of(delta.interval) => {
+            rows.extend(delta_roles(hidden, delta, most, some))
+        }
+        _ => rows.extend(attention_roles(shape, most, some)),
     }
     match shape.experts {
         None => rows.extend([
@@ -209,6 +274,40 @@ fn roles(shape: &Shape, most: DType, some: DType) -> Vec<(&'static str, Vec<u64>
     rows
 }
 
+/// A tensor's name in its layer, its dimensions and its type.
+type Role = (&'static str, Vec<u64>, DType);
+
+fn attention_roles(shape: &Shape, most: DType, some: DType) -> Vec<Role> {
+    let Shape { hidden, head, .. } = *shape;
+    let (q, kv) = (shape.heads * head, shape.kv_heads * head);
+    let gated = if shape.delta.is_some() { 2 } else { 1 };
+    let mut rows = vec![
+        ("attn_q", vec![hidden, q * gated], most),
+        ("attn_k", vec![hidden, kv], most),
+        ("attn_v", vec![hidden, kv], some),
+        ("attn_output", vec![q, hidden], most),
+    ];
+    if shape.has_head_norms {
+        rows.extend(["attn_q_norm", "attn_k_norm"].map(|role| (role, vec![head], DType::F32)));
+    }
+    rows
+}
+
+fn delta_roles(hidden: u64, delta: Delta, most: DType, some: DType) -> Vec<Role> {
+    let Delta { taps, values, dim, .. } = delta;
+    vec![
+        ("attn_qkv", vec![hidden, delta.mixed()], some),
+        ("attn_gate", vec![hidden, delta.width()], most),
+        ("ssm_conv1d", vec![taps, delta.mixed()], DType::F32),
+        ("ssm_dt.bias", vec![values], DType::F32),
+        ("ssm_a", vec![values], DType::F32),
+        ("ssm_beta", vec![hidden, values], DType::Q8_0),
+        ("ssm_alpha", vec![hidden, values], DType::Q8_0),
+        ("ssm_norm", vec![dim], DType::F32),
+        ("ssm_out", vec![delta.width(), hidden], most),
+    ]
+}
+
 /// The file's bytes before the tensors' data.
 pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     let mut forge = Forge::new(0)
@@ -221,12 +320,24 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
             ("expert_feed_forward_length", experts.ffn),
         ]
     });
+    let delta = shape.delta.iter().flat_map(|delta| {
+        [
+            ("full_attention_interval", delta.interval),
+            ("ssm.conv_kernel", delta.taps),
+            ("ssm.inner_size", delta.width()),
+            ("ssm.state_size", delta.dim),
+            ("ssm.time_step_rank", delta.values),
+            ("ssm.group_count", delta.keys),
+        ]
+    });
+    // Recurrent models turn a quarter of each head.
+    let turned = if shape.delta.is_some() { shape.head / 4 } else { shape.head };
     let numbers = [
         ("context_length", 131_072),
         ("embedding_length", shape.hidden),
         ("block_count", shape.layers),
         ("feed_forward_length", shape.ffn),
-        ("rope.dimension_count", shape.head),
+        ("rope.dimension_count", turned),
         ("attention.head_count", shape.heads),
         ("attention.head_count_kv", shape.kv_heads),
         ("attention.key_length", shape.head),
@@ -234,8 +345,14 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
         ("vocab_size", shape.vocab),
     ];
     let key = |name: &str| format!("{}.{name}", shape.architecture);
-    for (name, value) in numbers.into_iter().chain(experts) {
+    for (name, value) in numbers.into_iter().chain(experts).chain(delta) {
         forge = forge.set(&key(name), Value::u32(value as u32));
+    }
+    if shape.delta.is_some() {
+        // Pairs turn by a position of text, height or width, one after the other.
+        let pairs = turned / 2;
+        let sections = [pairs.div_ceil(3), (pairs + 1) / 3, pairs / 3, 0].map(|count| count as i32);
+        forge = forge.set(&key("rope.dimension_sections"), Value::i32s(&sections));
     }
     forge = forge
         .set(&key("attention.layer_norm_rms_epsilon"), Value::f32(1e-5))
