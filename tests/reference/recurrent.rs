@@ -1,7 +1,8 @@
-//! Recurrent states on the CPU: several sequences in a step, states that two of them begin at, steps that run again, and batches
-//! that are refused.
+//! Recurrent states on the CPU: several sequences in a step, two of them that begin at one state, and steps that run again.
+//! Batches and headers that are refused.
 
 use std::fs;
+use std::io::Write;
 
 use rocmforge::backend::cpu::CpuBackend;
 use rocmforge::backend::{
@@ -9,7 +10,7 @@ use rocmforge::backend::{
 };
 use rocmforge::model::{Model, ModelId};
 
-use crate::forge;
+use crate::forge::{self, Value};
 use crate::loaded::Loaded;
 use crate::steps::FLOAT;
 
@@ -163,4 +164,39 @@ fn batches_with_contradictory_places_are_refused() {
     };
     let error = loaded.backend.begin_step(loaded.slot, &torn).unwrap_err().to_string();
     assert!(error.contains("not adjacent"), "{error}");
+}
+
+#[test]
+fn headers_that_ask_for_other_recurrences_are_refused_by_name() {
+    let (number, numbers) = (Value::u32, Value::i32s);
+    for (name, key, value) in [
+        ("qwen35", "rope.dimension_sections", numbers(&[1, 1, 1, 5])),
+        ("qwen35", "rope.dimension_sections", numbers(&[8, 0, 0, 0])),
+        ("qwen35", "rope.dimension_sections", numbers(&[-1, 3, 6, 0])),
+        ("qwen35", "attention.recurrent_layers", numbers(&[1, 0])),
+        ("qwen35", "ssm.inner_size", number(128)),
+        ("qwen35", "ssm.group_count", number(3)),
+        ("qwen3next", "ssm.time_step_rank", number(5)),
+        ("lfm2", "attention.head_count_kv", numbers(&[0, 2])),
+        ("lfm2", "attention.head_count_kv", numbers(&[1, 2, 0])),
+        ("lfm2", "attention.head_count_kv", numbers(&[0, 0, 0])),
+        ("lfm2", "attention.head_count_kv", numbers(&[0, -2, 0])),
+        ("lfm2", "shortconv.l_cache", number(1)),
+        ("lfm2", "shortconv.l_cache", number(1 << 20)),
+        ("lfm2", "attention.causal", Value::bool(false)),
+        ("granitehybrid", "ssm.group_count", number(3)),
+        ("mamba2", "ssm.time_step_rank", number(5)),
+        ("mamba2", "ssm.state_size", number(0)),
+        ("mamba2", "attention.head_count", number(4)),
+        ("nemotron_h", "feed_forward_length", numbers(&[0, 0, 96])),
+        ("nemotron_h", "expert_count", number(4)),
+    ] {
+        let all = forge::newer_decoders();
+        let (_, forge) = all.into_iter().find(|(known, _)| *known == name).expect("no such decoder");
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&forge.set(&format!("{name}.{key}"), value).build().bytes).unwrap();
+        let file = fs::File::open(file.path()).unwrap();
+        let error = Model::open(ModelId(1), name, vec![file]).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(key), "{name}.{key}: {error}");
+    }
 }

@@ -1,5 +1,5 @@
-//! `granite`: Granite 3 and later, dense; `granitemoe`: with experts, and maybe one that all rows share; `granitehybrid`: either,
-//! and most layers have Mamba 2 instead of attention. Embeddings, scores and layer halves have their own factors. Logits are
+//! `granite`: Granite 3 and later, dense; `granitemoe`: with experts, and maybe one that all rows share. Most layers of
+//! `granitehybrid`, which is either, have Mamba 2 instead of attention. Embeddings, scores and layer halves have their own factors. Logits are
 //! divided by `logit_scale`.
 
 use super::Written;

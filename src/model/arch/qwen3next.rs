@@ -11,7 +11,7 @@ use super::writer::{Heads, Norm, Presence, Qkv, Writer};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, Gating, HeadPart, NormKind, RopeId, RopeLayout, ValueId};
 
-/// What differs between these architectures.
+/// The difference between these architectures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Decays and amounts come from one matrix, in runs of those that share a key head.

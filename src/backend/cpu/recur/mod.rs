@@ -102,7 +102,7 @@ impl Recur {
     }
 }
 
-/// What one thread computes of a sequence's rows: some columns, or a head.
+/// The share of a sequence's rows that one thread computes: some columns, or a head.
 struct Item<'a> {
     /// The sequence's rows in the step.
     rows: Range<usize>,
@@ -150,74 +150,81 @@ fn run_into(
     weights: &Weights<'_>,
     plane: &mut Plane,
 ) -> Result<(), BackendError> {
-    let small = |id: TensorId| {
-        let mut values = Vec::new();
-        append_values(&weights.tensor(id)?.tensor, &mut values).map(|()| values)
-    };
+    let recurrence = Recurrence::of(recur, weights)?;
     let OpenModel { states, step, values, .. } = model;
-    let values = &*values;
     let changes = states.changes(recur.state(), &step.recurrent)?;
     let each = changes.first().map_or(0, |(_, after)| after.len());
     let parallel = compute.is_parallel(step.rows() * each);
-    let (level, out) = (compute.level, recur.out());
-    let cut = |cut: Cut| items(&step.runs, changes, plane, out, cut);
-    let pool = &mut compute.pool;
-    let mut share = |mut items: Vec<Item<'_>>, work: &(dyn Fn(&mut Item<'_>) + Sync)| match parallel {
-        true => pool.run_items(&mut items, |_, item| work(item)),
-        false => items.iter_mut().for_each(work),
-    };
-    match *recur {
-        Recur::Convolve { weight, bias, activation, from, .. } => {
-            let (weight, bias) = (small(weight)?, bias.map(small).transpose()?.unwrap_or_default());
-            let kernel = Kernel { taps: weight.len() / from.width.max(1), weight, bias, activation };
-            let items = cut(Cut {
-                parts: from.width.div_ceil(CONVOLVED),
-                state: [from.width, CONVOLVED],
-                out: CONVOLVED,
-            });
-            share(items, &|item| kernel.convolve(level, item, (values, from)));
-        }
-        Recur::Scan { heads, groups, from, steps, small: of, .. } => {
-            let [bias, rate, skip] = [small(of[0])?, small(of[1])?, small(of[2])?];
-            let (dim, columns) = (out.width / heads, (from.width - out.width) / (2 * groups));
-            let each = dim * columns;
-            let items = cut(Cut { parts: heads, state: [heads * each, each], out: dim });
-            share(items, &|item| {
-                let Item { rows, part: head, before, after, out } = item;
-                let (head, group) = (*head, *head / (heads / groups));
-                let state = begin(before, after, head * each);
-                for (row, out) in rows.clone().zip(out) {
-                    let all = values.row(from, row);
-                    let [b, c] =
-                        [group, groups + group].map(|at| &all[heads * dim + at * columns..][..columns]);
-                    let step = softplus(values.row(steps, row)[head] + bias[head]);
-                    let row = ScanRow { step, decay: (step * rate[head]).exp(), skip: skip[head], b, c };
-                    rows::scan(level, state, &row, &all[head * dim..][..dim], out);
-                }
-            });
-        }
-        Recur::Delta { heads, from, eps, decay, amount, small: of, .. } => {
-            let [bias, rate] = [small(of[0])?, small(of[1])?];
-            let [dim, values_dim] = [heads.key_dim, heads.value_dim].map(|dim| dim as usize);
-            let (keys, each) = (heads.keys as usize * dim, dim * values_dim);
-            let count = heads.values as usize;
-            let items = cut(Cut { parts: count, state: [count * each, each], out: values_dim });
-            share(items, &|item| {
-                let Item { rows, part: head, before, after, out } = item;
-                let (head, key) = (*head, heads.key_of(*head as u32) as usize * dim);
-                let state = begin(before, after, head * each);
-                for (row, out) in rows.clone().zip(out) {
-                    let all = values.row(from, row);
-                    let kept = rate[head] * softplus(values.row(decay, row)[head] + bias[head]);
-                    let amount = 1.0 / (1.0 + (-values.row(amount, row)[head]).exp());
-                    let [q, k] = [key, keys + key].map(|at| &all[at..][..dim]);
-                    let row = DeltaRow { q, k, eps, decay: kept.exp(), amount };
-                    rows::delta(level, state, &row, &all[2 * keys + head * values_dim..][..values_dim], out);
-                }
-            });
-        }
+    let mut items = items(&step.runs, changes, plane, recur.out(), recurrence.cut());
+    let (level, values) = (compute.level, &*values);
+    if parallel {
+        compute.pool.run_items(&mut items, |_, item| recurrence.compute(level, values, item));
+    } else {
+        items.iter_mut().for_each(|item| recurrence.compute(level, values, item));
     }
     Ok(())
+}
+
+/// An operation with its small weights.
+enum Recurrence {
+    Convolve(Kernel),
+    Scan(Scan),
+    Delta(Delta),
+}
+
+impl Recurrence {
+    fn of(recur: &Recur, weights: &Weights<'_>) -> Result<Self, BackendError> {
+        let small = |id: TensorId| {
+            let mut values = Vec::new();
+            append_values(&weights.tensor(id)?.tensor, &mut values).map(|()| values)
+        };
+        Ok(match *recur {
+            Recur::Convolve { weight, bias, activation, from, .. } => {
+                let (weight, bias) = (small(weight)?, bias.map(small).transpose()?.unwrap_or_default());
+                let taps = weight.len() / from.width.max(1);
+                Self::Convolve(Kernel { from, taps, weight, bias, activation })
+            }
+            Recur::Scan { heads, groups, from, steps, small: [bias, rate, skip], out, .. } => {
+                Self::Scan(Scan {
+                    heads,
+                    groups,
+                    dim: out.width / heads,
+                    columns: (from.width - out.width) / (2 * groups),
+                    from,
+                    steps,
+                    bias: small(bias)?,
+                    rate: small(rate)?,
+                    skip: small(skip)?,
+                })
+            }
+            Recur::Delta { heads, from, eps, decay, amount, small: [bias, rate], .. } => {
+                Self::Delta(Delta { heads, from, eps, decay, amount, bias: small(bias)?, rate: small(rate)? })
+            }
+        })
+    }
+
+    fn cut(&self) -> Cut {
+        match self {
+            Self::Convolve(Kernel { from, .. }) => {
+                Cut { parts: from.width.div_ceil(CONVOLVED), state: [from.width, CONVOLVED], out: CONVOLVED }
+            }
+            Self::Scan(Scan { heads, dim, columns, .. }) => {
+                Cut { parts: *heads, state: [heads * dim * columns, dim * columns], out: *dim }
+            }
+            Self::Delta(Delta { heads, .. }) => {
+                let [parts, keys, out] = [heads.values, heads.key_dim, heads.value_dim].map(|n| n as usize);
+                Cut { parts, state: [parts * keys * out, keys * out], out }
+            }
+        }
+    }
+
+    fn compute(&self, level: Level, values: &Values, item: &mut Item<'_>) {
+        match self {
+            Self::Convolve(kernel) => kernel.convolve(level, values, item),
+            Self::Scan(scan) => scan.head(level, values, item),
+            Self::Delta(delta) => delta.head(level, values, item),
+        }
+    }
 }
 
 /// The parts of all sequences. Runs of rows follow each other from the step's first row on.
@@ -256,7 +263,7 @@ fn items<'a>(
 }
 
 /// A head's state, as it is before its first row in the step.
-fn begin<'a>(before: &Option<&[f32]>, after: &'a mut [&mut [f32]], first: usize) -> &'a mut [f32] {
+fn begin<'a>(before: Option<&[f32]>, after: &'a mut [&mut [f32]], first: usize) -> &'a mut [f32] {
     let Some(state) = after.first_mut() else { return &mut [] };
     match before {
         Some(before) => state.copy_from_slice(&before[first..][..state.len()]),
@@ -270,8 +277,9 @@ fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// Weights of a convolution.
+/// A convolution.
 struct Kernel {
+    from: Place,
     taps: usize,
     /// `[width][taps]`.
     weight: Vec<f32>,
@@ -281,20 +289,21 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn convolve(&self, level: Level, item: &mut Item<'_>, (values, from): (&Values, Place)) {
+    /// Computes some columns.
+    fn convolve(&self, level: Level, values: &Values, item: &mut Item<'_>) {
         let Item { rows, part, before, after, out } = item;
         let Some(width) = out.first().map(|out| out.len()) else { return };
         let (first, back) = (*part * CONVOLVED, self.taps - 1);
         let none = vec![0.0; width];
         // The input of row `at - back` of the sequence's rows in the step. The state has those before row 0.
         let input = |at: usize| match (at.checked_sub(back), *before) {
-            (Some(row), _) => &values.row(from, rows.start + row)[first..][..width],
-            (None, Some(before)) => &before[at * from.width + first..][..width],
+            (Some(row), _) => &values.row(self.from, rows.start + row)[first..][..width],
+            (None, Some(before)) => &before[at * self.from.width + first..][..width],
             (None, None) => &none,
         };
         let of = &self.weight[first * self.taps..][..width * self.taps];
-        let weight: Vec<f32> =
-            (0..self.taps).flat_map(|tap| of.iter().skip(tap).step_by(self.taps)).copied().collect();
+        let tap = |tap: usize| of.iter().skip(tap).step_by(self.taps).copied();
+        let weight: Vec<f32> = (0..self.taps).flat_map(tap).collect();
         let bias = self.bias.get(first..first + width).unwrap_or(&none);
         let (ones, mut sums) = (vec![1.0; width], vec![0.0; width]);
         let mut inputs = Vec::with_capacity(self.taps);
@@ -311,6 +320,65 @@ impl Kernel {
         }
         for (at, after) in after.iter_mut().enumerate() {
             after.copy_from_slice(input(rows.len() + at));
+        }
+    }
+}
+
+/// The recurrence of Mamba 2.
+struct Scan {
+    heads: usize,
+    groups: usize,
+    /// Values of a head.
+    dim: usize,
+    columns: usize,
+    from: Place,
+    steps: Place,
+    bias: Vec<f32>,
+    rate: Vec<f32>,
+    skip: Vec<f32>,
+}
+
+impl Scan {
+    fn head(&self, level: Level, values: &Values, item: &mut Item<'_>) {
+        let Item { rows, part: head, before, after, out } = item;
+        let (head, Self { heads, groups, dim, columns, .. }) = (*head, self);
+        let group = head / (heads / groups);
+        let state = begin(*before, after, head * dim * columns);
+        for (row, out) in rows.clone().zip(out) {
+            let all = values.row(self.from, row);
+            let [b, c] = [group, groups + group].map(|at| &all[heads * dim + at * columns..][..*columns]);
+            let step = softplus(values.row(self.steps, row)[head] + self.bias[head]);
+            let row = ScanRow { step, decay: (step * self.rate[head]).exp(), skip: self.skip[head], b, c };
+            rows::scan(level, state, &row, &all[head * dim..][..*dim], out);
+        }
+    }
+}
+
+/// The gated delta rule.
+struct Delta {
+    heads: DeltaHeads,
+    from: Place,
+    eps: f32,
+    decay: Place,
+    amount: Place,
+    bias: Vec<f32>,
+    rate: Vec<f32>,
+}
+
+impl Delta {
+    fn head(&self, level: Level, values: &Values, item: &mut Item<'_>) {
+        let Item { rows, part: head, before, after, out } = item;
+        let (head, heads) = (*head, &self.heads);
+        let [keys, dim, width] = [heads.keys, heads.key_dim, heads.value_dim].map(|n| n as usize);
+        let key = heads.key_of(head as u32) as usize; // below the number of heads
+        let state = begin(*before, after, head * dim * width);
+        for (row, out) in rows.clone().zip(out) {
+            let all = values.row(self.from, row);
+            let decay = softplus(values.row(self.decay, row)[head] + self.bias[head]);
+            let amount = 1.0 / (1.0 + (-values.row(self.amount, row)[head]).exp());
+            let [q, k] = [key, keys + key].map(|at| &all[at * dim..][..dim]);
+            let row = DeltaRow { q, k, eps: self.eps, decay: (self.rate[head] * decay).exp(), amount };
+            rows::delta(level, state, &row, &all[2 * keys * dim + head * width..][..width], out);
         }
     }
 }

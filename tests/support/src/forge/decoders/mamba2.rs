@@ -1,5 +1,5 @@
-//! mamba2, granitehybrid, falcon-h1 and nemotron_h: Mamba 2 alone, instead of attention in some layers, beside it in each, and
-//! in layers that have one half only.
+//! Mamba 2. It is alone in mamba2, instead of attention in some layers of granitehybrid, and beside it in each of falcon-h1.
+//! Layers of nemotron_h have it, attention or a feed-forward, but only one of them.
 
 use super::{DIMS, Dims, EPSILON, Forge, Qkv, Random, Value, Weights, start, with};
 
