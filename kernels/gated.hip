@@ -1,8 +1,8 @@
 // gated: y[m][n] = act(gate[m][n]) * up[m][n], or act(gate[m][n]) where `up` is null
 //
 // Shapes     gate, up: f32, row m at m * stride; both may lie in one buffer of [gate | up] rows
-//            activation: 0 is SiLU, x / (1 + e^-x); 1 is GELU by tanh (`activated` in prelude/numbers.h); 2 is clamped, for
-//            rows with an up: g / (1 + e^-1.702g) * (1 + u), where g is at most 7 and u from -7 to 7
+//            activation: by number, as common/activations.h says; 2 is clamped, for rows with an up:
+//            g / (1 + e^-1.702g) * (1 + u), where g is at most 7 and u from -7 to 7
 //            experts: u32[M], the expert of row m or NO_EXPERT (common/experts.h), or null; gate_bias, up_bias: f32, row e
 //            at e * (cols rounded up to 4), added to gates and ups of expert e. Not read without experts
 // Variants   gated_a8: A8 rows of `padded` values (a multiple of 32, >= cols); gated_f32: f32[M][cols];
@@ -21,6 +21,7 @@
 //            16 * block on again, from a cache
 #include "prelude/prelude.h"
 #include "common/activation.h"
+#include "common/activations.h"
 #include "common/experts.h"
 #include "common/reduce.h"
 
@@ -62,8 +63,9 @@ struct Row {
     }
 
     DEV Four at(u32 k) const {
-        Four y = load_four(gate, k, cols, wide), u = {{1.0f, 1.0f, 1.0f, 1.0f}};
-        // Past the row's end gates are 0, so the results are 0 too.
+        Four y = load_four(gate, k, cols, wide), u;
+        // Past the row's end results are 0, also where a gate of 0 is half open.
+        UNROLL for (u32 i = 0; i < 4; i++) u.v[i] = k + i < cols ? 1.0f : 0.0f;
         if (up) u = load_four(up, k, cols, wide);
         if (gate_bias) {
             const Four more = load_four(gate_bias, k, cols, wide), more_up = load_four(up_bias, k, cols, wide);
@@ -73,7 +75,7 @@ struct Row {
             UNROLL for (u32 i = 0; i < 4; i++) y.v[i] = clamped(y.v[i], u.v[i]);
             return y;
         }
-        UNROLL for (u32 i = 0; i < 4; i++) y.v[i] = u.v[i] * activated(y.v[i], activation);
+        UNROLL for (u32 i = 0; i < 4; i++) y.v[i] = u.v[i] * activated_by(y.v[i], activation);
         return y;
     }
 };

@@ -1,13 +1,15 @@
 //! Gated activations, element by element, in every form.
 
-use rocmforge::backend::hip::kernels::ops::{CLAMPED, GELU, GatedA8, GatedF32, GatedX16, SILU};
+use rocmforge::backend::hip::kernels::ops::{
+    CLAMPED, GELU, GatedA8, GatedF32, GatedX16, LINEAR, SIGMOID, SILU, SQUARED_RELU,
+};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use crate::forms::{A8, X16, check_f32};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// All activations of a gate alone.
+/// Activations that are shares of their input, which kernels of two products take too.
 pub const ACTIVATIONS: [u32; 2] = [SILU, GELU];
 
 /// Exponent of e in an activation.
@@ -21,7 +23,12 @@ pub fn exponent(activation: u32, x: f64) -> f64 {
 
 /// An activation in f64. GELU by tanh is `0.5 x (1 + tanh u) = x / (1 + e^-2u)`.
 pub fn activated(activation: u32, x: f64) -> f64 {
-    x / (1.0 + exponent(activation, x).exp())
+    match activation {
+        SIGMOID => 1.0 / (1.0 + (-x).exp()),
+        LINEAR => x,
+        SQUARED_RELU => x.max(0.0).powi(2),
+        _ => x / (1.0 + exponent(activation, x).exp()),
+    }
 }
 
 /// A clamped gate and its up.
@@ -152,7 +159,16 @@ fn gates_are_those_of_f64_in_every_form() {
     let mut random = Random::new();
     for (m, cols, padded) in [(3, 1536, 1536), (2, 33, 64), (1, 4128, 4352)] {
         let plain = ACTIVATIONS.into_iter().flat_map(|a| [(a, true, false), (a, false, false)]);
-        let more = [(CLAMPED, true, false), (CLAMPED, true, true), (SILU, true, true)];
+        let more = [
+            (CLAMPED, true, false),
+            (CLAMPED, true, true),
+            (SILU, true, true),
+            (SIGMOID, true, false),
+            (SIGMOID, false, false),
+            (LINEAR, true, false),
+            (SQUARED_RELU, true, false),
+            (SQUARED_RELU, false, false),
+        ];
         for (activation, has_up, biased) in plain.chain(more) {
             // Gates far from 0 on both sides.
             let stride = if has_up { 2 * cols } else { cols };
@@ -182,7 +198,7 @@ fn large_gates_are_open_or_closed() {
     let large = [20.0f32, 100.0, 1e4, 1e10, 3e18, 1e30, f32::MAX];
     let gates: Vec<f32> = large.iter().flat_map(|&x| [x, -x]).chain([0.0, -0.0, 1e-30]).collect();
     let input = rig.upload(&gates);
-    for activation in ACTIVATIONS {
+    for activation in ACTIVATIONS.into_iter().chain([SIGMOID]) {
         let out = rig.output::<f32>(gates.len());
         let cols = gates.len() as u32;
         let (gate, up, out_ptr) = (input.ptr(), DevicePtr::NULL, out.ptr());

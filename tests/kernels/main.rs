@@ -26,6 +26,7 @@ mod matmul;
 mod norm;
 mod pages;
 mod random;
+mod recurrent;
 mod rig;
 mod rope;
 mod router;

@@ -22,6 +22,7 @@ mod loaded;
 mod logits;
 mod on_gpu;
 mod recurrent;
+mod recurrent_on_gpu;
 mod refusals;
 mod runner;
 mod sampling;

@@ -20,7 +20,7 @@ use crate::backend::hip::weights::waits::LoadWaits;
 use crate::backend::hip::weights::{MatrixShape, Weight};
 use crate::backend::hip::{
     ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Purpose, Runtime, Stream, StreamPriority,
-    device::memory, step::kv,
+    device::memory, step::kv, step::states,
 };
 
 use crate::backend::{
@@ -420,8 +420,19 @@ impl Backend for HipBackend {
         }
     }
 
-    fn release_states(&mut self, _: ModelSlot, _: &[u32]) {
-        // No program with recurrent states is bound: `Lower::single` refuses their operations.
+    fn release_states(&mut self, slot: ModelSlot, states: &[u32]) {
+        if let Err(error) = self.wait_for_device() {
+            tracing::warn!(%error, "the device failed before these recurrent states were freed");
+        }
+        if let Some(model) = self.models.get_mut(&slot) {
+            states.iter().for_each(|&number| model.states.release(number));
+            // It may read a state that is freed now.
+            model.step.clear();
+        }
+    }
+
+    fn recurrent_bytes(&self) -> fn(&Program) -> u64 {
+        states::array_bytes
     }
 
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
@@ -436,7 +447,7 @@ impl Backend for HipBackend {
     }
 
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
-        self.models.get(&slot).map_or(0, |model| model.kv.bytes())
+        self.models.get(&slot).map_or(0, |model| model.kv.bytes() + model.states.bytes())
     }
 
     fn open_bytes(&self, slot: ModelSlot) -> u64 {

@@ -261,7 +261,7 @@ pub fn only(used: bool, count: impl Into<Count>) -> Count {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::experts::Route;
     use super::super::matmul::{Dequant, GemmF16, GemvA8, GemvGatedF32, Repack, RepackRows, choice};
     use super::super::ops::{AddRows, AttnDecode, NormF32, RopeKv, SampleGreedy};
@@ -283,6 +283,7 @@ mod tests {
             exact
         }};
     }
+    pub(in crate::backend::hip::kernels) use exact;
 
     const ADD: AddRows = AddRows {
         x: DevicePtr::NULL,

@@ -10,6 +10,12 @@ pub const SILU: u32 = 0;
 pub const GELU: u32 = 1;
 /// Number of a clamped gate: see [`Activation::Clamped`](crate::program::Activation::Clamped). Only of `Gated*`.
 pub const CLAMPED: u32 = 2;
+/// Number of the activation `1 / (1 + e^-x)`. Like the next two, not of `GemvGated*`.
+pub const SIGMOID: u32 = 3;
+/// Number of the activation that is the value itself.
+pub const LINEAR: u32 = 4;
+/// Number of the activation `x^2`, of negative x 0.
+pub const SQUARED_RELU: u32 = 5;
 
 /// In place of a mask's number: the row has none.
 pub const NO_MASK: u32 = u32::MAX;
@@ -171,7 +177,7 @@ kernels! { |launch|
         cols: u32,
         /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
-        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
+        /// Number of the gate's activation.
         activation: u32,
     }
 
@@ -193,7 +199,7 @@ kernels! { |launch|
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
+        /// Number of the gate's activation.
         activation: u32,
     }
 
@@ -217,7 +223,7 @@ kernels! { |launch|
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// Activation of the gate: [`SILU`], [`GELU`] or [`CLAMPED`].
+        /// Number of the gate's activation.
         activation: u32,
         /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
         tiled: u32,

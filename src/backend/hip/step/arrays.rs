@@ -1,13 +1,14 @@
 //! A step's arrays on the device: written into host words that host and device share, and sent by one small copy.
 //!
 //! They lie one after the other, each at a multiple of 16 bytes. First are positions and sequences of the rows, rows
-//! with logits, page tables, attention tiles, and the ends of texts. Then come the embedding bytes of each row as in the file. Their
+//! with logits, page tables, attention tiles, the ends of texts, and the runs of recurrent states. Then come the embedding bytes of each row as in the file. Their
 //! offsets depend only on their sizes, so a recorded step finds them again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::BackendError;
+use crate::backend::hip::kernels::recurrent::RUN_WORDS;
 use crate::backend::hip::{Buffer, Device, DevicePtr, HipError, HostWords, Purpose, Stream};
 
 /// Words allocated at first.
@@ -35,8 +36,32 @@ pub struct Layout {
     pub apart: bool,
     /// Rows whose text's last position is there: all for attention to later positions, else none.
     pub ends: usize,
+    /// Sequences with recurrent states; 0 if the program has none.
+    pub runs: usize,
     /// Bytes from one row's embedding to the next.
     pub embedding_bytes: usize,
+}
+
+/// The rows of a sequence in a step, and the addresses of its recurrent states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOfRows {
+    /// The first row.
+    pub first: u32,
+    /// Number of rows.
+    pub rows: u32,
+    /// The array to read, 0 before a sequence's first position.
+    pub before: u64,
+    /// The array to write, 0 for a padding row.
+    pub after: u64,
+}
+
+impl RunOfRows {
+    /// As kernels read it: kernels/recurrent/runs.h.
+    fn words(&self) -> [u32; RUN_WORDS] {
+        let halves = |address: u64| [address as u32, (address >> 32) as u32];
+        let ([before, before_high], [after, after_high]) = (halves(self.before), halves(self.after));
+        [self.first, self.rows, 0, 0, before, before_high, after, after_high]
+    }
 }
 
 /// Words for `count` values, rounded up so that the next array starts at a multiple of 16 bytes.
@@ -65,8 +90,12 @@ impl Layout {
         self.tiles_at() + room(2 * self.tiles)
     }
 
-    fn embedding_at(&self) -> usize {
+    fn runs_at(&self) -> usize {
         self.ends_at() + room(self.ends)
+    }
+
+    fn embedding_at(&self) -> usize {
+        self.runs_at() + RUN_WORDS * self.runs
     }
 
     fn words(&self) -> usize {
@@ -89,6 +118,8 @@ pub struct Places {
     pub tiles: DevicePtr<u32>,
     /// Last position of each row's sequence in the step.
     pub ends: DevicePtr<u32>,
+    /// Rows and arrays of each sequence with recurrent states.
+    pub runs: DevicePtr<u32>,
     /// Embedding bytes of each row.
     pub embeddings: DevicePtr<u8>,
 }
@@ -169,6 +200,12 @@ impl Arrays {
         self.set(self.layout.ends_at(), values.take(self.layout.ends));
     }
 
+    /// Writes the rows and arrays of sequences with recurrent states.
+    pub fn set_runs(&self, runs: impl Iterator<Item = RunOfRows>) {
+        let words = runs.take(self.layout.runs).flat_map(|run| run.words());
+        self.set(self.layout.runs_at(), words);
+    }
+
     /// Identity of the host words. It changes when they are replaced, as long as some purpose keeps the old ones.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.words).addr()
@@ -212,6 +249,7 @@ impl Arrays {
             tables: at(layout.tables_at())?.first(layout.tables),
             tiles: at(layout.tiles_at())?.first(2 * layout.tiles),
             ends: at(layout.ends_at())?.first(layout.ends),
+            runs: at(layout.runs_at())?.first(RUN_WORDS * layout.runs),
             embeddings: at(layout.embedding_at())?.cast().first(layout.rows * layout.embedding_bytes),
         })
     }

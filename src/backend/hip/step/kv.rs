@@ -36,7 +36,8 @@ impl KvLayout {
             // A multiple of 16 bytes, because kernels read 16 bytes at a time.
             end = end.checked_add(values.checked_mul(2 * KV_PAGE_TOKENS * element)?)?;
         }
-        let page_bytes = end.checked_next_multiple_of(ALIGN)?;
+        // A program without keys and values has pages all the same: they count positions.
+        let page_bytes = end.max(1).checked_next_multiple_of(ALIGN)?;
         (page_bytes < isize::MAX as usize).then_some(Self { offsets, page_bytes })
     }
 }

@@ -14,6 +14,7 @@ mod rope;
 mod run;
 mod sampling;
 mod scratch;
+pub mod states;
 
 use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::thresholds::{self, Family, Order, Thresholds};

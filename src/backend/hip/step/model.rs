@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::backend::cpu::quant::dequantize_row;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::addresses::{Addresses, Loads};
-use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE};
+use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE, RunOfRows};
 use crate::backend::hip::step::bind::{self, Bound, BoundPart, TableRows, Unit, Work};
 use crate::backend::hip::step::graphs::{self, Graphs};
 use crate::backend::hip::step::kv::KvPool;
@@ -15,6 +15,7 @@ use crate::backend::hip::step::rope::RopeTables;
 use crate::backend::hip::step::run::{self, Run};
 use crate::backend::hip::step::sampling::Sampler;
 use crate::backend::hip::step::scratch::{self, SPLITS_MAX, Scratch};
+use crate::backend::hip::step::states::StatePool;
 use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
 use crate::program::{FIRST_PART, Program, TableRow, TensorId};
@@ -31,6 +32,8 @@ pub struct OpenModel {
     pub bound: Bound,
     /// The model's KV pages.
     pub kv: KvPool,
+    /// The model's recurrent states.
+    pub states: StatePool,
     /// Memory between kernels.
     pub scratch: Scratch,
     /// The step's arrays.
@@ -118,6 +121,7 @@ impl OpenModel {
         Ok(Self {
             routes_alone: bound.parts.iter().flat_map(|part| &part.units).all(alone),
             kv: KvPool::new(device, bound.kv.page_bytes, pages)?,
+            states: StatePool::new(bound.states.bytes),
             scratch: Scratch::new(device, stream, &bound)?,
             arrays: Arrays::new(device)?,
             ropes: RopeTables::default(),
@@ -146,6 +150,7 @@ impl OpenModel {
         self.step.clear();
         batch.check(&self.program, self.bound.limits)?;
         self.place_rows(device, stream, batch)?;
+        let runs = self.place_states(device, stream, batch)?;
         let rows = batch.token_ids.len();
         let modes = self.bound.modes;
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
@@ -165,6 +170,7 @@ impl OpenModel {
             alone,
             apart: tiles.is_empty() && are_apart(batch),
             ends: if self.bound.both_ways { rows } else { 0 },
+            runs: runs.len(),
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows, modes).filter(|_| self.step.deferred) {
@@ -173,10 +179,12 @@ impl OpenModel {
             layout.logits = bucket;
             layout.stride = batch.page_table_stride.next_power_of_two().max(TABLE_MIN);
             layout.tables = bucket * layout.stride;
+            layout.runs = if runs.is_empty() { 0 } else { bucket };
         }
         self.arrays.lay_out(device, layout)?;
         self.write_arrays(batch, layout);
         self.arrays.set_tiles(tiles.into_iter());
+        self.arrays.set_runs(runs.into_iter().chain(padding(rows, layout)));
         if self.bound.both_ways {
             self.arrays.set_ends(ends(batch));
         }
@@ -212,6 +220,38 @@ impl OpenModel {
         for (sequence, table) in tables.enumerate() {
             self.arrays.set_table(sequence, table);
         }
+    }
+
+    /// Gives memory to the recurrent states that sequences write, and finds those that they read: by number of the sequence.
+    /// Empty if the program has none.
+    fn place_states(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        batch: &StepBatch<'_>,
+    ) -> Result<Vec<RunOfRows>, BackendError> {
+        if !self.program.is_recurrent() {
+            return Ok(Vec::new());
+        }
+        let mut runs = vec![RunOfRows::default(); batch.recurrent.len()];
+        let mut first = 0;
+        for rows in batch.row_sequences.chunk_by(|a, b| a == b) {
+            let sequence = rows.first().map_or(0, |sequence| *sequence as usize);
+            let (Some(run), Some(place)) = (runs.get_mut(sequence), batch.recurrent.get(sequence)) else {
+                return Err(BackendError::Batch("a sequence has no place for its recurrent states"));
+            };
+            let before = match place.before {
+                None => 0,
+                Some(number) => {
+                    let known = self.states.address(number);
+                    known.ok_or(BackendError::Batch("a recurrent state was never written"))?
+                }
+            };
+            let after = self.states.materialise(device, stream, place.after)?;
+            *run = RunOfRows { first, rows: rows.len() as u32, before, after };
+            first += rows.len() as u32;
+        }
+        Ok(runs)
     }
 
     /// Gives memory to pages that rows write, and checks all pages that rows read.
@@ -487,6 +527,12 @@ impl OpenModel {
         let tensors = sets.flat_map(|set| chosen.iter().flat_map(|expert| set.range.tensors(*expert)));
         Ok(tensors.filter(|id| !weights.has(*id)).collect())
     }
+}
+
+/// The padding rows of a step of `rows` rows, each a sequence of its own without states.
+fn padding(rows: usize, layout: Layout) -> impl Iterator<Item = RunOfRows> {
+    let fill = (rows..layout.rows).map(|row| RunOfRows { first: row as u32, rows: 1, before: 0, after: 0 });
+    fill.chain(std::iter::repeat(RunOfRows::default()))
 }
 
 /// The last position of each row's sequence in the step.

@@ -263,7 +263,10 @@ fn chain(program: &Program, uses: &Uses<'_>, version: VersionId, head_dim: u32, 
     if uses.is_read_by(chain.from, reader)
         && let Some((number, place)) = uses.maker(chain.from)
         && let Op::Norm { kind: NormKind::Rms, eps, weight, bias: None, from, add: false, .. } = place.op
-        && program.tensor(*weight).is_some_and(|tensor| tensor.lazy.shape().elements() == u64::from(head_dim))
+        && program.tensor(*weight).is_some_and(|tensor| {
+            let shape = tensor.lazy.shape();
+            shape.rows() == 1 && shape.cols() == u64::from(head_dim)
+        })
         && let Some(before) = uses.read(number, *from)
     {
         chain.from = before;

@@ -1,8 +1,10 @@
 //! Limits of the kernels: types, sizes, attributes of operations.
 
+use super::recurrent::Taps;
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::heads::WIDE_MAX;
 use crate::backend::hip::kernels::matmul::{choice, planes};
+use crate::backend::hip::kernels::recurrent::SUMMED_MAX;
 use crate::backend::hip::kernels::thresholds::LAUNCH_ROWS_MAX;
 use crate::program::{Activation, HeadPart, Program, TensorId};
 use crate::tensor::LazyTensor;
@@ -84,11 +86,12 @@ pub fn experts(count: u32, used: u32, rows: usize) -> Result<(), BackendError> {
 /// Refuses a clamped gate that does not belong to experts: no model has one.
 pub fn gate(activation: Activation) -> Result<(), BackendError> {
     match activation {
-        Activation::Silu | Activation::Gelu => Ok(()),
         Activation::Clamped => Err(operation("a clamped gate outside experts")),
-        Activation::Sigmoid | Activation::Linear | Activation::SquaredRelu => {
-            Err(operation(format!("the activation {activation:?}")))
-        }
+        Activation::Silu
+        | Activation::Gelu
+        | Activation::Sigmoid
+        | Activation::Linear
+        | Activation::SquaredRelu => Ok(()),
     }
 }
 
@@ -101,12 +104,36 @@ pub fn part(part: HeadPart) -> Result<(), BackendError> {
     Err(operation(format!("products of heads of {head_dim} values, of which the part begins at {first}")))
 }
 
-/// Refuses more heads than one launch takes.
+/// Refuses more heads than one launch takes, of products or of states.
 pub fn heads(heads: u32) -> Result<(), BackendError> {
     if heads as usize > LAUNCH_ROWS_MAX {
-        return Err(operation(format!("products of {heads} heads")));
+        return Err(operation(format!("an operation on {heads} heads")));
     }
     Ok(())
+}
+
+/// Refuses convolutions over more rows than a lane keeps, or of rows that are not read four values at a time.
+pub fn convolution(width: u32, taps: u64) -> Result<Taps, BackendError> {
+    let known = [(2, Taps::Two), (3, Taps::Three), (4, Taps::Four)];
+    let known = known.into_iter().find(|(count, _)| *count == taps && width.is_multiple_of(4));
+    let refused = || operation(format!("a convolution of {taps} taps over rows of {width} values"));
+    known.map(|(_, taps)| taps).ok_or_else(refused)
+}
+
+/// Refuses scans whose rows of a state eight lanes cannot hold, or read four values at a time.
+pub fn scan(head_dim: u32, columns: u32) -> Result<(), BackendError> {
+    if columns <= SUMMED_MAX && [head_dim, columns].iter().all(|size| size.is_multiple_of(4)) {
+        return Ok(());
+    }
+    Err(operation(format!("a selective scan of heads of {head_dim} values and {columns} columns")))
+}
+
+/// Refuses delta rules whose columns of a state eight lanes cannot hold, or read four values at a time.
+pub fn delta(key_dim: u32, value_dim: u32) -> Result<(), BackendError> {
+    if key_dim <= SUMMED_MAX && [key_dim, value_dim].iter().all(|size| size.is_multiple_of(4)) {
+        return Ok(());
+    }
+    Err(operation(format!("a delta rule of keys of {key_dim} values and heads of {value_dim}")))
 }
 
 /// Whether heads take the kernels of wide heads.

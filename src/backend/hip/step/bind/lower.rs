@@ -12,6 +12,7 @@ use super::{Bound, BoundPart, ScratchNeed, limits, neighbours};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::kv::KvLayout;
 use crate::backend::hip::step::scratch::padded;
+use crate::backend::hip::step::states::StateLayout;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId, Value, ValueId};
 
@@ -41,6 +42,7 @@ pub struct Lower<'a> {
     /// Input of the last unit, if it is a product that others may join.
     pub joins: Option<VersionId>,
     pub kv: KvLayout,
+    pub states: StateLayout,
     pub room: ScratchNeed,
     pub windows: Vec<u32>,
     pub group_max: u32,
@@ -63,6 +65,8 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
     }
     let kv = KvLayout::of(program, modes.kv);
     let kv = kv.ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
+    let states = StateLayout::of(program);
+    let states = states.ok_or(BackendError::Dims("recurrent states exceed the address space"))?;
     let mut uses = Uses::of(program, limits, modes);
     // The result is read after the last unit, in f32.
     let value = program.logits().or(program.encoder().map(|encoder| encoder.rows));
@@ -95,6 +99,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         modes,
         uses,
         kv,
+        states,
     };
     lower.plan_heads()?;
     let mut number = 0;
@@ -145,6 +150,7 @@ impl Lower<'_> {
             places,
             room: self.room,
             kv: self.kv,
+            states: self.states,
             table: self.table,
             both_ways: self.both_ways,
             around: self.around,

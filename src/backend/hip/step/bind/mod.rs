@@ -12,6 +12,7 @@ mod lower;
 mod neighbours;
 mod ops;
 mod planes;
+mod recurrent;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -21,10 +22,12 @@ pub use forms::{FORMS, Form, Wanted, are_grouped, form, pair_form};
 pub use limits::is_wide;
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
+pub use recurrent::{Convolve, DeltaRule, SelectiveScan, Taps};
 pub use unit::*;
 
 use super::Modes;
 use crate::backend::hip::step::kv::KvLayout;
+use crate::backend::hip::step::states::StateLayout;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId};
 
@@ -41,6 +44,8 @@ pub struct Bound {
     pub room: ScratchNeed,
     /// Layout of a KV page.
     pub kv: KvLayout,
+    /// Layout of a sequence's recurrent states.
+    pub states: StateLayout,
     /// The rows that the step's tokens begin with.
     pub table: Option<TableRows>,
     /// Some attention sees later tokens too.

@@ -5,7 +5,7 @@ use super::limits;
 use super::lower::Lower;
 use super::unit::{
     Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Open,
-    Product, Products, Route, TableRows, Take, Unit, View, Work, is_apart,
+    Product, Products, Route, TableRows, Take, Unit, View, Work, is_apart, of_products,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
@@ -60,7 +60,7 @@ impl Lower<'_> {
             Op::Open { gate, .. } => self.open(number, gate),
             Op::Scale { by, .. } => self.add(number, None, by),
             Op::Convolve { .. } | Op::SelectiveScan { .. } | Op::DeltaRule { .. } => {
-                Err(limits::operation(format!("a {}", op.name())))
+                self.recurrent(number, op)
             }
         }
     }
@@ -118,7 +118,10 @@ impl Lower<'_> {
         let Op::Norm { kind, eps, weight, bias, from, out, add } = *op else { return Ok(()) };
         let (read, wrote) = (self.read(number, from)?, self.wrote(number)?);
         let value = self.value(out)?;
-        let group = limits::tensor(self.program, weight)?.shape().elements() as u32; // at most the value's width
+        let shape = limits::tensor(self.program, weight)?.shape();
+        let group = shape.cols() as u32; // at most the value's width
+        // Each row of a tensor takes whole 16 bytes.
+        let weight_stride = if shape.rows() > 1 { group.next_multiple_of(4) } else { 0 };
         let taken = self.taken.get(&read).copied();
         let view = taken.map_or_else(|| self.float(read), Ok)?;
         let wanted = self.version(wrote)?.wanted;
@@ -131,6 +134,7 @@ impl Lower<'_> {
             eps,
             weight: self.operand(weight),
             bias: bias.map(|bias| self.operand(bias)),
+            weight_stride,
             from: view,
             takes: taken.is_some(),
             group,
@@ -314,7 +318,7 @@ impl Lower<'_> {
         let from = self.input(read, wanted)?;
         let (forms, converts) = self.one_form(wrote)?;
         let home = self.fresh(wrote, converts)?;
-        let fused = |rows| self.fuses(&gate, &up, forms, rows);
+        let fused = |rows| of_products(activation) && self.fuses(&gate, &up, forms, rows);
         let both = (!fused(1) || !fused(self.modes.thresholds().half_from as u32))
             .then(|| limits::width(2 * gate.rows))
             .transpose()?;

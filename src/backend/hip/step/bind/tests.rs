@@ -1,5 +1,7 @@
 //! Binding of programs, without a device.
 
+mod recurrent;
+
 use std::sync::Arc;
 
 use super::*;
@@ -191,6 +193,9 @@ fn names(part: &BoundPart) -> Vec<&'static str> {
         Work::Add(_) => "add",
         Work::Cap(_) => "cap",
         Work::Open(_) => "open",
+        Work::Convolve(_) => "convolve",
+        Work::SelectiveScan(_) => "selective scan",
+        Work::DeltaRule(_) => "delta rule",
     };
     part.units.iter().map(name).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
+use super::recurrent::{Convolve, DeltaRule, SelectiveScan};
 use crate::program::{
     Activation, ExpertGroups, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId,
 };
@@ -112,6 +113,12 @@ pub enum Work {
     Cap(Cap),
     /// See [`Open`].
     Open(Open),
+    /// Short convolutions.
+    Convolve(Convolve),
+    /// The recurrence of Mamba 2.
+    SelectiveScan(SelectiveScan),
+    /// The gated delta rule.
+    DeltaRule(DeltaRule),
 }
 
 /// `out = scale * rows of the table`.
@@ -158,10 +165,12 @@ pub struct Norm {
     pub centre: bool,
     /// Epsilon added to the mean square or the variance.
     pub eps: f32,
-    /// `[group]`.
+    /// `[group]`, or a row for each group.
     pub weight: Operand,
-    /// `[group]`, added at the end.
+    /// As the weight, added at the end.
     pub bias: Option<Operand>,
+    /// Values from a group's weights to the next group's; 0 where all have the same.
+    pub weight_stride: u32,
     /// Rows to read.
     pub from: View,
     /// `from` has all rows, and only the rows with logits are read.
@@ -435,7 +444,12 @@ impl Experts {
 
 /// See [`Experts::is_apart`].
 pub fn is_apart(activation: Activation, biased: bool) -> bool {
-    biased || activation == Activation::Clamped
+    biased || !of_products(activation)
+}
+
+/// Whether kernels that compute a gate's two products know its activation.
+pub fn of_products(activation: Activation) -> bool {
+    matches!(activation, Activation::Silu | Activation::Gelu)
 }
 
 /// Adds rows, or copies them.
@@ -534,6 +548,13 @@ impl Work {
             Self::Add(add) => of(&[], &[Some(add.from), Some(add.out)], &[]),
             Self::Cap(cap) => of(&[], &[Some(cap.rows)], &[]),
             Self::Open(open) => of(&[], &[Some(open.gate), Some(open.rows)], &[]),
+            Self::Convolve(unit) => of(&[], &[Some(unit.from), Some(unit.out)], &[]),
+            Self::SelectiveScan(SelectiveScan { from, steps, out, .. }) => {
+                of(&[], &[Some(*from), Some(*steps), Some(*out)], &[])
+            }
+            Self::DeltaRule(DeltaRule { from, decay, amount, out, .. }) => {
+                of(&[], &[Some(*from), Some(*decay), Some(*amount), Some(*out)], &[])
+            }
         }
     }
 }

@@ -30,11 +30,13 @@ fn norm_threads(cols: u32) -> u32 {
     row_threads(cols).max(WORKGROUP)
 }
 
-/// Input rows of a norm, and the target of f32 results.
+/// Input rows of a norm, the weights of their groups, and the target of f32 results.
 #[derive(Clone, Copy)]
 struct NormRows {
     x: DevicePtr<f32>,
     x_stride: u32,
+    weight: DevicePtr<f32>,
+    bias: DevicePtr<f32>,
     out: DevicePtr<f32>,
     out_stride: u32,
     rows: u32,
@@ -170,35 +172,39 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)
     }
 
-    /// Runs an f32 norm. Groups without gaps are rows to the kernel, in one launch. Otherwise each launch takes one
-    /// group of all rows.
+    /// Runs an f32 norm. Groups without gaps, of the same weights, are rows to the kernel, in one launch. Otherwise each launch
+    /// takes one group of all rows.
     fn norm_floats(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let Norm { from, group, groups, .. } = *norm;
         let Some(out) = norm.out.float else { return Ok(()) };
         let all = NormRows {
             x: self.at(from),
             x_stride: from.stride,
+            weight: weights.vector(norm.weight),
+            bias: weights.optional(norm.bias),
             out: self.at(out),
             out_stride: out.stride,
             rows,
         };
         let width = group * groups;
-        if groups > 1 && from.stride == width && out.stride == width && !norm.takes {
+        let whole = from.stride == width && out.stride == width && norm.weight_stride == 0;
+        if groups > 1 && whole && !norm.takes {
             let each = NormRows { x_stride: group, out_stride: group, rows: rows * groups, ..all };
-            return self.norm_f32(norm, each, weights);
+            return self.norm_f32(norm, each);
         }
         (0..groups).try_for_each(|number| {
-            let column = (number * group) as usize;
-            let each = NormRows { x: all.x.offset(column), out: all.out.offset(column), ..all };
-            self.norm_f32(norm, each, weights)
+            let (column, of_group) = ((number * group) as usize, (number * norm.weight_stride) as usize);
+            let (weight, bias) = (all.weight.offset(of_group), all.bias.offset(of_group));
+            let (x, out) = (all.x.offset(column), all.out.offset(column));
+            self.norm_f32(norm, NormRows { x, weight, bias, out, ..all })
         })
     }
 
-    fn norm_f32(&self, norm: &Norm, rows: NormRows, weights: &Weights<'_>) -> Result<(), BackendError> {
+    fn norm_f32(&self, norm: &Norm, rows: NormRows) -> Result<(), BackendError> {
         let arguments = NormF32 {
             x: rows.x,
-            weight: weights.vector(norm.weight),
-            bias: weights.optional(norm.bias),
+            weight: rows.weight,
+            bias: rows.bias,
             rows: self.which(norm),
             out: rows.out,
             eps: norm.eps,

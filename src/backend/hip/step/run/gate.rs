@@ -5,7 +5,7 @@ use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{GemvGatedA8, GemvGatedF32, choice};
 use crate::backend::hip::kernels::ops::{GatedA8, GatedF32, GatedX16};
-use crate::backend::hip::step::bind::{Form, Gate, GatedProducts, View, form, fuses};
+use crate::backend::hip::step::bind::{Form, Gate, GatedProducts, View, form, fuses, of_products};
 use crate::backend::hip::step::scratch::padded;
 use crate::backend::hip::{DevicePtr, Grid};
 
@@ -33,7 +33,7 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let out = unit.forms.at(rows).only().unwrap_or(Form::Float);
-        if fuses(self.bound.modes, &unit.gate, &unit.up, out, rows) {
+        if of_products(unit.activation) && fuses(self.bound.modes, &unit.gate, &unit.up, out, rows) {
             return self.fused(unit, out, rows, weights);
         }
         let Some(both) = unit.both else { return Err(no_kernel("gate", unit.gate.dtype)) };

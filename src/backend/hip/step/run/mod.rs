@@ -7,6 +7,7 @@ mod gate;
 mod heads;
 mod prefill;
 mod product;
+mod recurrent;
 mod rows;
 mod wide;
 
@@ -102,6 +103,9 @@ impl Run<'_> {
             Work::Add(add) => self.add(add, rows),
             Work::Cap(cap) => self.cap(cap, rows),
             Work::Open(open) => self.open(open, rows),
+            Work::Convolve(convolve) => self.convolve(convolve, rows, weights),
+            Work::SelectiveScan(scan) => self.selective_scan(scan, weights),
+            Work::DeltaRule(rule) => self.delta_rule(rule, weights),
         }
     }
 
@@ -139,13 +143,14 @@ impl Weights<'_> {
 
 /// Kernel number of an activation.
 fn activation(activation: Activation) -> u32 {
-    use crate::backend::hip::kernels::ops::{CLAMPED, GELU, SILU};
+    use crate::backend::hip::kernels::ops::{CLAMPED, GELU, LINEAR, SIGMOID, SILU, SQUARED_RELU};
     match activation {
         Activation::Silu => SILU,
         Activation::Gelu => GELU,
         Activation::Clamped => CLAMPED,
-        // `limits::gate` refuses programs with these.
-        Activation::Sigmoid | Activation::Linear | Activation::SquaredRelu => SILU,
+        Activation::Sigmoid => SIGMOID,
+        Activation::Linear => LINEAR,
+        Activation::SquaredRelu => SQUARED_RELU,
     }
 }
 
