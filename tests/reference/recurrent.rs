@@ -185,18 +185,30 @@ fn headers_that_ask_for_other_recurrences_are_refused_by_name() {
         ("lfm2", "shortconv.l_cache", number(1 << 20)),
         ("lfm2", "attention.causal", Value::bool(false)),
         ("granitehybrid", "ssm.group_count", number(3)),
+        ("granitehybrid", "expert_shared_feed_forward_length", number(48)),
         ("mamba2", "ssm.time_step_rank", number(5)),
         ("mamba2", "ssm.state_size", number(0)),
         ("mamba2", "attention.head_count", number(4)),
         ("nemotron_h", "feed_forward_length", numbers(&[0, 0, 96])),
         ("nemotron_h", "expert_count", number(4)),
     ] {
-        let all = forge::newer_decoders();
-        let (_, forge) = all.into_iter().find(|(known, _)| *known == name).expect("no such decoder");
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(&forge.set(&format!("{name}.{key}"), value).build().bytes).unwrap();
-        let file = fs::File::open(file.path()).unwrap();
-        let error = Model::open(ModelId(1), name, vec![file]).map(|_| ()).unwrap_err().to_string();
+        let error = header(name, key, value).unwrap_err();
         assert!(error.contains(key), "{name}.{key}: {error}");
     }
+}
+
+/// The converter of Granite 4 without experts names the width of the feed-forward twice.
+#[test]
+fn a_feed_forward_may_be_called_a_shared_expert() {
+    assert_eq!(header("granitehybrid", "expert_shared_feed_forward_length", Value::u32(96)), Ok(()));
+}
+
+/// Opens the first decoder of that name with a changed key.
+fn header(name: &str, key: &str, value: Value) -> Result<(), String> {
+    let mut all = forge::newer_decoders().into_iter();
+    let (_, forge) = all.find(|(known, _)| *known == name).expect("no such decoder");
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&forge.set(&format!("{name}.{key}"), value).build().bytes).unwrap();
+    let file = fs::File::open(file.path()).unwrap();
+    Model::open(ModelId(1), name, vec![file]).map(|_| ()).map_err(|error| error.to_string())
 }

@@ -59,14 +59,19 @@ fn write_layers(
     let (embedded, residual) =
         (factor("embedding_scale")?.unwrap_or(1.0), factor("residual_scale")?.unwrap_or(1.0));
     let scale = factor("attention.scale")?.unwrap_or(heads.scale());
+    let named = w.metadata.count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?;
+    let named = named.filter(|ffn| *ffn > 0);
     let shared = match &mut experts {
-        None => None,
+        // Files of Granite 4 without experts name the width of their only feed-forward so.
+        None if named.is_none_or(|ffn| ffn == sizes.ffn) => None,
+        None => {
+            let feature = "a shared expert beside no others (expert_shared_feed_forward_length)";
+            return Err(w.metadata.unsupported(feature));
+        }
         Some(experts) => {
             // The weights of a row's experts take the factor of what a layer adds.
             experts.scale *= residual;
-            w.metadata
-                .count_if_there("expert_shared_feed_forward_length", 0..=FFN_MAX)?
-                .filter(|ffn| *ffn > 0)
+            named
         }
     };
 
