@@ -1,8 +1,8 @@
 // delta_rule: S[h] = g S[h] + k d^T, d = (v[h] - g S[h]^T k) / (1 + e^-amount[h]), out[h] = S[h]^T q, row after row
 //
-// The gated delta rule, over the rows of each sequence: g = e^(rate[h] * ln(1 + e^(decay[h] + decay_bias[h]))). q and k are
-// those of the key head of h, each x divided by sqrt(|x|^2 + eps); q also by sqrt(key_dim). S is 0 before the first row of a
-// sequence.
+// The gated delta rule, over the rows of each sequence, with g = e^(rate[h] * ln(1 + e^(decay[h] + decay_bias[h]))).
+// The key head of h has q and k, each x divided by sqrt(|x|^2 + eps); q is divided by sqrt(key_dim) too. S is 0 before the
+// first row of a sequence.
 // Shapes     from: f32, row m at m * stride: q of all key heads, k of all key heads, v of all value heads
 //            decay, amount: f32, those of row m at m * decay_stride and m * amount_stride, one for each value head
 //            decay_bias, rate: f32, that of head h at h * 1 or 4, as `bias_stride` and `rate_stride` say

@@ -15,6 +15,7 @@ mod gpu;
 mod hooked;
 mod installed;
 mod lazy;
+mod recurrent;
 mod residency;
 mod rig;
 mod steering;

@@ -149,7 +149,7 @@ impl Recurrence for Delta {
         };
         let kernel = match key_dim {
             ..=64 => Kernel::delta_rule_64,
-            ..=128 => Kernel::delta_rule_128,
+            65..=128 => Kernel::delta_rule_128,
             _ => Kernel::delta_rule_256,
         };
         // One stripe more than there are outputs for.

@@ -99,7 +99,7 @@ impl Step {
         }
     }
 
-    /// The states that the sequences have now. What the step must not write is unchanged.
+    /// The states that the sequences have now. All else is as it was before the step.
     fn states(&self, rig: &Rig) -> Vec<Vec<f32>> {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         for (buffer, old) in self.before.iter().flatten() {

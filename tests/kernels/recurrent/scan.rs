@@ -72,8 +72,8 @@ impl Recurrence for Scan {
         let mut out = Vec::new();
         for row in rows {
             let (from, steps) = (&row[gap..][..self.inputs()], &row[self.inputs() + 2 * gap..][..heads]);
-            for head in 0..heads {
-                let t = softplus(f64::from(steps[head]) + f64::from(self.step_bias[head]));
+            for (head, step) in steps.iter().enumerate() {
+                let t = softplus(f64::from(*step) + f64::from(self.step_bias[head]));
                 let a = (t * f64::from(self.rate[head])).exp();
                 let group = head / (heads / groups);
                 let [b, c] =
@@ -129,7 +129,7 @@ impl Recurrence for Scan {
         };
         let kernel = match columns {
             ..=64 => Kernel::selective_scan_64,
-            ..=128 => Kernel::selective_scan_128,
+            65..=128 => Kernel::selective_scan_128,
             _ => Kernel::selective_scan_256,
         };
         // One stripe more than there are outputs for.

@@ -68,7 +68,7 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let kernel = match unit.columns {
             ..=64 => kernels::SelectiveScan::selective_scan_64,
-            ..=128 => kernels::SelectiveScan::selective_scan_128,
+            65..=128 => kernels::SelectiveScan::selective_scan_128,
             _ => kernels::SelectiveScan::selective_scan_256,
         };
         let arguments = kernels::SelectiveScan {
@@ -99,7 +99,7 @@ impl Run<'_> {
         let heads = unit.heads;
         let kernel = match heads.key_dim {
             ..=64 => kernels::DeltaRule::delta_rule_64,
-            ..=128 => kernels::DeltaRule::delta_rule_128,
+            65..=128 => kernels::DeltaRule::delta_rule_128,
             _ => kernels::DeltaRule::delta_rule_256,
         };
         let arguments = kernels::DeltaRule {
