@@ -80,7 +80,7 @@ fn program(taps: usize, columns: usize, key_dim: usize) -> Program {
     w.head(x)
 }
 
-fn work<'a>(found: &'a Bound, layer: usize) -> &'a Work {
+fn work(found: &Bound, layer: usize) -> &Work {
     let is_recurrent =
         |work: &&Work| matches!(work, Work::Convolve(_) | Work::SelectiveScan(_) | Work::DeltaRule(_));
     found.parts[layer + 1].units.iter().map(|unit| &unit.work).find(is_recurrent).unwrap()
