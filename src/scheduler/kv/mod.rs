@@ -246,13 +246,23 @@ impl Kv {
     /// Takes a page for a sequence. Evicts cached pages for it; `None` if sequences hold all bytes that pages may have now.
     pub fn take(&mut self, model: ModelId, uid: u32) -> Option<u32> {
         let bytes = self.pools.get(&model)?.page_bytes;
+        self.make_room(bytes)?;
+        let page = self.pools.get_mut(&model)?.take(uid)?;
+        self.charge(uid, bytes);
+        Some(page)
+    }
+
+    /// Evicts what is cached until so many bytes more fit; `None` if sequences hold too much.
+    fn make_room(&mut self, bytes: u64) -> Option<()> {
         while self.used_bytes.saturating_add(bytes) > self.room_bytes() {
             self.evict(&|_| true)?;
         }
-        let page = self.pools.get_mut(&model)?.take(uid)?;
+        Some(())
+    }
+
+    fn charge(&mut self, uid: u32, bytes: u64) {
         self.used_bytes += bytes;
         *self.charged.entry(uid).or_default() += bytes;
-        Some(page)
     }
 
     /// The copy that `held` waited for is done, or no longer wanted.

@@ -31,12 +31,9 @@ impl Kv {
     /// Takes a state for a sequence, as [`Kv::take`] a page.
     pub fn take_state(&mut self, model: ModelId, uid: u32) -> Option<u32> {
         let bytes = self.states.get(&model)?.page_bytes;
-        while self.used_bytes.saturating_add(bytes) > self.room_bytes() {
-            self.evict(&|_| true)?;
-        }
+        self.make_room(bytes)?;
         let state = self.states.get_mut(&model)?.take(uid)?;
-        self.used_bytes += bytes;
-        *self.charged.entry(uid).or_default() += bytes;
+        self.charge(uid, bytes);
         Some(state)
     }
 

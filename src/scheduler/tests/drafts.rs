@@ -143,14 +143,7 @@ fn drafts_beside_prefixes_cancels_and_few_pages_change_no_token() {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        for (text, count, waits) in asked {
-            let answer = waits.finish();
-            assert_eq!(answer.ids, expected_of(&text, answer.ids.len(), SEED), "seed {seed}");
-            match &answer.end {
-                Some(Ok(_)) => assert_eq!(answer.ids.len(), count as usize),
-                end => assert!(matches!(end, Some(Err(JobError::Cancelled))), "{end:?}"),
-            }
-        }
+        finish_all(asked, SEED);
         let counters = rig.handle().snapshot().counters;
         drafted += counters.drafted_tokens;
         accepted += counters.accepted_tokens;

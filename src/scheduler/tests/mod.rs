@@ -243,6 +243,18 @@ fn expected_of(prompt: &[u32], count: usize, seed: u64) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
+/// Waits for requests: prompt, tokens wanted, events. Each has its whole answer, or the beginning of it if it was cancelled.
+fn finish_all(asked: Vec<(Vec<u32>, u32, Asked)>, seed: u64) {
+    for (text, count, waits) in asked {
+        let answer = waits.finish();
+        assert_eq!(answer.ids, expected_of(&text, answer.ids.len(), seed), "{text:?}");
+        match &answer.end {
+            Some(Ok(_)) => assert_eq!(answer.ids.len(), count as usize),
+            end => assert!(matches!(end, Some(Err(JobError::Cancelled))), "{end:?}"),
+        }
+    }
+}
+
 fn prompt(seed: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| (seed * 31 + i * 7) % VOCAB as u32).collect()
 }
