@@ -103,15 +103,22 @@ impl StatePool {
         let broken =
             || BackendError::Internal("the places of recurrent states overlap, or have no memory".into());
         let part = self.parts.get(state.0 as usize).cloned().ok_or_else(broken)?;
-        let written: Vec<u32> = places.iter().map(|place| place.after).collect();
+        let read = places.iter().filter_map(|place| Some((place.before?, false)));
+        let written = places.iter().map(|place| (place.after, true));
+        let wanted: BTreeMap<u32, bool> = read.chain(written).collect();
         let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
-        for (number, array) in (0u32..).zip(&mut self.arrays) {
-            let Some(values) = array.as_mut().and_then(|array| array.get_mut(part.clone())) else { continue };
-            if written.contains(&number) {
+        // Trees of prefixes may keep thousands of other arrays.
+        let (mut rest, mut first) = (self.arrays.as_mut_slice(), 0);
+        for (number, written) in wanted {
+            let (_, from) = rest.split_at_mut_checked((number - first) as usize).ok_or_else(broken)?;
+            let (array, behind) = from.split_first_mut().ok_or_else(broken)?;
+            let values = array.as_mut().and_then(|array| array.get_mut(part.clone())).ok_or_else(broken)?;
+            if written {
                 after.insert(number, values);
             } else {
                 before.insert(number, &*values);
             }
+            (rest, first) = (behind, number + 1); // numbers are below `RECURRENT_PLACES_MAX`
         }
         let mut changes = Vec::with_capacity(places.len());
         for place in places {

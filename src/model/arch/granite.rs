@@ -1,6 +1,6 @@
 //! `granite`: Granite 3 and later, dense; `granitemoe`: with experts, and maybe one that all rows share. Most layers of
-//! `granitehybrid`, which is either, have Mamba 2 instead of attention. Embeddings, scores and layer halves have their own factors. Logits are
-//! divided by `logit_scale`.
+//! `granitehybrid`, which is either, have Mamba 2 instead of attention. Embeddings, scores and layer halves have their own
+//! factors. Logits are divided by `logit_scale`.
 
 use super::Written;
 use super::experts::{self, Experts};

@@ -15,20 +15,20 @@ enum Oldest {
 }
 
 impl Kv {
-    /// Drops the cached page of models for which `may` holds that is to go first: of the user that holds most, the longest
-    /// unused. Returns its bytes.
+    /// Drops a cached page or state of models for which `may` holds: of the user that holds most, the longest unused. Returns
+    /// its bytes.
     pub(super) fn evict(&mut self, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
-        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey)> = None;
+        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, bool)> = None;
         for (key, tree) in self.trees.iter().filter(|(key, _)| may(key.0)) {
-            let Some((used, _)) = self.oldest(*key, tree) else { continue };
+            let Some((used, oldest)) = self.oldest(*key, tree) else { continue };
             let most = key.1.map_or(0, |uid| self.charged.get(&uid).copied().unwrap_or(0));
-            let place = (most, std::cmp::Reverse(used), *key);
+            let place = (most, std::cmp::Reverse(used), *key, matches!(oldest, Oldest::Leaf(_)));
             if first.is_none_or(|first| (first.0, first.1) < (place.0, place.1)) {
                 first = Some(place);
             }
         }
-        let (.., key) = first?;
-        self.evicted += 1;
+        let (.., key, is_page) = first?;
+        self.evicted += u64::from(is_page);
         self.drop_oldest(key)
     }
 

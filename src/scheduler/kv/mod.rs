@@ -305,7 +305,7 @@ impl Kv {
         let key = self.key(model, uid);
         let Some(pool) = self.pools.get_mut(&model) else { return };
         self.clock += 1;
-        let (mut end, mut last) = (0, None);
+        let mut last = None;
         for (index, page) in tokens.chunks(KV_PAGE_TOKENS).enumerate().skip(held.known) {
             let whole = page.len() == KV_PAGE_TOKENS;
             let Some(own) = held.pages.get_mut(index).filter(|_| whole || all) else { break };
@@ -332,14 +332,13 @@ impl Kv {
             if whole {
                 (held.known, held.at) = (index + 1, at);
             }
-            end = index * KV_PAGE_TOKENS + page.len();
-            last = self.trees.get(&key).filter(|tree| tree.len_of(at) == page.len()).map(|_| at);
+            last = Some((at, index * KV_PAGE_TOKENS + page.len()));
         }
         self.drop_gone(key);
         // Without `all`, the state after a page is kept only where prompts part.
-        let wanted = all || held.split == Some(end as u32);
-        if let Some(node) = last.filter(|_| wanted && end == tokens.len()) {
-            self.keep_state(key, node, held);
+        let wanted = all || held.split == Some(tokens.len() as u32);
+        if let Some((node, end)) = last.filter(|(_, end)| wanted && *end == tokens.len()) {
+            self.keep_state(key, node, end, held);
         }
     }
 
@@ -497,7 +496,7 @@ impl Kv {
         std::mem::take(&mut self.evicted_pages)
     }
 
-    /// Number of cached pages that went because bytes ran short, since the last call.
+    /// Number of cached pages and states that went because bytes ran short, since the last call.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }

@@ -86,13 +86,14 @@ impl Kv {
         found.tokens as u32 // at most as many as a prompt has
     }
 
-    /// Gives the tree the state of a sequence that is at a node's end.
-    pub(super) fn keep_state(&mut self, key: TreeKey, node: NodeId, held: &Held) {
+    /// Gives the tree the state of a sequence after `end` tokens, the last of which a node has. Not if the node has more.
+    pub(super) fn keep_state(&mut self, key: TreeKey, node: NodeId, end: usize, held: &Held) {
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.states.get_mut(&key.0)) else {
             return;
         };
         if let Some(state) = held.state
             && !pool.is_kept(state)
+            && tree.len_of(node) == (end - 1) % KV_PAGE_TOKENS + 1
             && tree.set_state(node, state, self.clock)
         {
             pool.keep(state);

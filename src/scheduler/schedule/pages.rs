@@ -32,8 +32,8 @@ impl<A> Schedule<A> {
             let scored_most = self.scored_rows(work);
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
             let mut rows = sequence.pending().min(most);
-            if let Some(split) = sequence.kv.split.and_then(|split| split.checked_sub(sequence.computed)) {
-                rows = if split > 0 { rows.min(split) } else { rows };
+            if let Some(split) = sequence.kv.split.filter(|split| *split > sequence.computed) {
+                rows = rows.min(split - sequence.computed);
             }
             let mut scores = 0;
             if sequence.unscored() > 0 {

@@ -1,8 +1,8 @@
 //! A step's arrays on the device: written into host words that host and device share, and sent by one small copy.
 //!
 //! They lie one after the other, each at a multiple of 16 bytes. First are positions and sequences of the rows, rows
-//! with logits, page tables, attention tiles, the ends of texts, and the runs of recurrent states. Then come the embedding bytes of each row as in the file. Their
-//! offsets depend only on their sizes, so a recorded step finds them again.
+//! with logits, page tables, attention tiles, the ends of texts, and the runs of recurrent states. Then come the embedding
+//! bytes of each row as in the file. Their offsets depend only on their sizes, so a recorded step finds them again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
