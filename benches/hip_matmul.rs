@@ -1,21 +1,26 @@
 //! Matmuls of an 8B model on a GPU, without the engine: time per step, and the share of the device's read rate.
 //!
-//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M]... [--replays N] [--device I] [--json]
-//! [TYPE...]`
+//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M]... [--replays N] [--device I] [--of-wave]
+//! [--json] [TYPE...]`
 //!
 //! Every tensor of every layer has its own memory, so caches help no more than in a real model. One captured graph
 //! holds a step's launches, as in decode; the median of its replays counts. `parts` are graphs of one of the step's
-//! launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill converts the
-//! weights to f16 and multiplies, uncaptured; `--prefill 0` skips it. Results are not checked here: tests/kernels does
-//! that. With `--json`, each value is also printed as a line `measured {...}` for programs.
+//! launches, for all layers; gate+up is without its activation where that is another launch. The read rate is
+//! `probe_read` over the same memory in the same run. Prefill converts the weights to f16 and multiplies, uncaptured;
+//! `--prefill 0` skips it. Results are not checked here: tests/kernels does that. With `--json`, each value is also
+//! printed as a line `measured {...}` for programs. `--of-wave` takes the kernels of a wave's matrix unit on a device that has one
+//! across waves too.
 //!
 //! Without `--bench`, as `cargo test --benches` runs it, or without a working runtime, it says so and ends.
 
+use rocmforge::backend::ActivationType;
+use rocmforge::backend::hip::kernels::MatrixUnit;
 use rocmforge::backend::hip::kernels::matmul::{
-    Dequant, GemmF16, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, choice, planes::planes,
+    Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, choice, planes::planes,
 };
 use rocmforge::backend::hip::kernels::ops::SILU;
 use rocmforge::backend::hip::kernels::probe::ProbeRead;
+use rocmforge::backend::hip::kernels::thresholds::{self, Family, Order};
 use rocmforge::backend::hip::{
     ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Purpose, Runtime, Stream,
     StreamPriority,
@@ -35,6 +40,7 @@ struct Options {
     device: u32,
     replays: usize,
     json: bool,
+    of_wave: bool,
     dtypes: Vec<DType>,
 }
 
@@ -46,6 +52,7 @@ fn options() -> Result<Option<Options>, String> {
         device: 0,
         replays: 30,
         json: false,
+        of_wave: false,
         dtypes: vec![],
     };
     let mut bench = false;
@@ -58,6 +65,7 @@ fn options() -> Result<Option<Options>, String> {
         match argument.as_str() {
             "--bench" => bench = true,
             "--json" => options.json = true,
+            "--of-wave" => options.of_wave = true,
             "--layers" => options.layers = number()? as usize,
             "--rows" => options.rows.push(number()?),
             "--prefill" => options.prefill.push(number()?),
@@ -70,7 +78,7 @@ fn options() -> Result<Option<Options>, String> {
         }
     }
     if options.rows.is_empty() {
-        options.rows = vec![1, 2, 4, 8];
+        options.rows = vec![1, 2, 4, 8, 16, 32, 64, 128];
     }
     if options.prefill.is_empty() {
         options.prefill = vec![64, 512, 4096];
@@ -177,6 +185,10 @@ struct Model {
     /// Scratch memory: activations in all forms, and all other outputs.
     scratch: Buffer,
     slab: Buffer,
+    /// Sums of products that are split, and how many of a tile's splits have ended.
+    parts: Buffer,
+    counters: Buffer,
+    unit: MatrixUnit,
     replays: usize,
     json: bool,
 }
@@ -188,14 +200,16 @@ fn size(dtype: DType, rows: u32, cols: u32) -> usize {
 impl Model {
     fn new(device: Device, dtype: DType, options: &Options) -> Result<Self, HipError> {
         let stream = device.stream(StreamPriority::High)?;
-        // Bits from xorshift64*: to the memory, as random as weights.
+        // Bits from xorshift64*: to the memory, as random as weights. Without three of each half's bits, scales are as small
+        // as a model's: products of large ones are decoded in a slower way.
+        const SMALL: u64 = 0x8fff_8fff_8fff_8fff;
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let noise: Vec<u64> = (0..1 << 21)
             .map(|_| {
                 state ^= state >> 12;
                 state ^= state << 25;
                 state ^= state >> 27;
-                state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+                state.wrapping_mul(0x2545_f491_4f6c_dd1d) & SMALL
             })
             .collect();
         let source = device.take(size_of_val(&noise[..]), Purpose::Scratch)?;
@@ -229,9 +243,16 @@ impl Model {
         let scratch = device.take(wide.max(few) * 2, Purpose::Scratch)?;
         stream.fill(scratch.all(), 0)?;
         let slab = device.take(FFN as usize * HIDDEN as usize * 2, Purpose::Scratch)?;
+        let unit = if options.of_wave { MatrixUnit::OfWave } else { device.unit() };
+        let order = Order::ByRows;
+        let shapes = [(HIDDEN, HIDDEN), (KV, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN), (VOCAB, HIDDEN)];
+        let sums = shapes.into_iter().map(|(n, cols)| choice::gemm_sums(n, cols)).max().unwrap_or(0);
+        let parts = device.take(choice::gemm_parts(unit, order, sums, most).max(256), Purpose::Scratch)?;
+        let counters = device.take(4 * choice::gemm_counters(order, most), Purpose::Scratch)?;
+        stream.fill(counters.all(), 0)?;
         stream.synchronize()?;
         let (replays, json) = (options.replays, options.json);
-        Ok(Self { device, stream, dtype, layers, head, scratch, slab, replays, json })
+        Ok(Self { device, stream, dtype, layers, head, scratch, slab, parts, counters, unit, replays, json })
     }
 
     fn layer_tensors(layer: &Layer) -> [&Buffer; 7] {
@@ -252,6 +273,22 @@ impl Model {
         self.scratch.ptr_at(self.scratch.len() / 2)
     }
 
+    /// The family of a step of so many rows.
+    fn family(&self, rows: u32) -> Family {
+        let thresholds = thresholds::of(self.unit, Order::ByRows);
+        thresholds::family(thresholds, ActivationType::Int8, self.dtype, rows as usize, HIDDEN)
+    }
+
+    fn wide(&self, rows: u32) -> Option<choice::Columns<GemmWide>> {
+        let is_wide = self.family(rows) == Family::GemmWide;
+        is_wide.then(|| choice::gemm_wide(self.dtype, self.dtype, rows))?
+    }
+
+    fn of_wave(&self, rows: u32) -> Option<choice::Columns<GemmQuant>> {
+        let is_of_wave = self.family(rows) == Family::GemmQuant;
+        is_of_wave.then(|| choice::gemm_quant(self.dtype, self.dtype, rows))?
+    }
+
     fn gemv(
         &self,
         w: [Option<&Buffer>; 3],
@@ -264,6 +301,55 @@ impl Model {
         let ([n0, n1, n2], out) = (n, self.output()?);
         let (bias0, bias1, bias2) = (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL);
         let out_stride = n0 + n1 + n2;
+        if let Some(chosen) = self.wide(rows) {
+            let arguments = GemmWide {
+                w0,
+                w1,
+                w2,
+                n0,
+                n1,
+                n2,
+                bias0,
+                bias1,
+                bias2,
+                cols,
+                x: self.input(),
+                x_scale: self.input(),
+                rows,
+                out,
+                out_stride,
+                add,
+                parts: self.parts.ptr(),
+                counters: self.counters.ptr(),
+            };
+            let grid = choice::gemm_wide_grid(n, cols, rows, chosen.columns, Order::ByRows);
+            return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
+        }
+        if let Some(chosen) = self.of_wave(rows) {
+            let arguments = GemmQuant {
+                w0,
+                w1,
+                w2,
+                n0,
+                n1,
+                n2,
+                bias0,
+                bias1,
+                bias2,
+                cols,
+                x: self.input(),
+                x_stride: cols,
+                x_scale: self.input(),
+                rows,
+                out,
+                out_stride,
+                add,
+                parts: self.parts.ptr(),
+                counters: self.counters.ptr(),
+            };
+            let grid = choice::gemm_quant_grid(n, cols, rows, chosen.columns);
+            return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
+        }
         if let Some(chosen) = choice::gemv_a8(self.dtype, rows) {
             let (codes, scales, sums) = (self.input(), self.input(), self.input());
             let arguments = GemvA8 {
@@ -312,6 +398,9 @@ impl Model {
     }
 
     fn gated(&self, layer: &Layer, rows: u32) -> Result<(), HipError> {
+        if self.wide(rows).is_some() || self.of_wave(rows).is_some() {
+            return self.gemv([Some(&layer.gate), Some(&layer.up), None], [FFN, FFN, 0], HIDDEN, rows, 0);
+        }
         let (gate, up, n, cols) = (layer.gate.ptr(), layer.up.ptr(), FFN, HIDDEN);
         let (gate_bias, up_bias) = (DevicePtr::NULL, DevicePtr::NULL);
         let (out_codes, out_scales, out_sums) = (self.output()?, self.output()?, self.output()?);
