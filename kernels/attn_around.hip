@@ -6,13 +6,13 @@
 //            pages are not read, nor are their page table entries.
 //            All else is as of attn_prefill: q, tiles, row_seq, page_tables, page_base, layer_offset, scale, cap, sinks, out, out16,
 //            row_scales, part_values, part_stats, counters
-// Variants   attn_around_f16_64: f16 pages, heads of 64, on the matrix unit where the target has one;
+// Variants   attn_around_f16_<64 | 256>: f16 pages, heads of that size, on the matrix unit where the target has one;
 //            attn_around_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
 // Requires   window > 0; n_heads / n_kv_heads <= 64
 // Launch     as attn_prefill: grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves
 // Alignment  16 bytes for pages and q
 // Sums in    as attn_prefill, whose arithmetic it is
-// Tolerance  |got - want| <= b * sum of |weight * value|, b = 2e-5 for `any`, 4e-3 for the other, 1e-3 more for scores about
+// Tolerance  |got - want| <= b * sum of |weight * value|, b = 2e-5 for `any`, 4e-3 for the others, 1e-3 more for scores about
 //            200 from 0 in units of log2. out16: (2^-11 + 4e-6) * |out| + 2^-25 from out
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
 // Moves      4 * head_dim bytes (f16 pages) in per token that a tile sees and KV head; bound by arithmetic
@@ -44,5 +44,6 @@ template <class T> DEV void around_any(const Task& t) { run_plain<T, true>(t); }
     }
 
 ATTN_AROUND(attn_around_f16_64, around_sized<64>)
+ATTN_AROUND(attn_around_f16_256, around_sized<256>)
 ATTN_AROUND(attn_around_f16_any, around_any<f16>)
 ATTN_AROUND(attn_around_f32_any, around_any<f32>)

@@ -13,7 +13,7 @@
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
 //            part_values: f32[T][n_kv_heads][grid z][64][head_dim], part_stats: f32[T][n_kv_heads][grid z][64][2]: scratch, and
 //            counters: u32[T][n_kv_heads], 0 before the first launch, and 0 again after each; not used for grid z 1
-// Variants   attn_prefill_f16_<64 | 80 | 96 | 128>: f16 pages, that head_dim, on the matrix unit where the target has one;
+// Variants   attn_prefill_f16_<64 | 80 | 96 | 128 | 256>: f16 pages, that head_dim, on the matrix unit where the target has one;
 //            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
 // Requires   n_heads / n_kv_heads <= 64
 // Launch     grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves. Tiles of late positions take
@@ -58,5 +58,6 @@ ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)
 ATTN_PREFILL(attn_prefill_f16_80, run_sized<80>)
 ATTN_PREFILL(attn_prefill_f16_96, run_sized<96>)
 ATTN_PREFILL(attn_prefill_f16_128, run_sized<128>)
+ATTN_PREFILL(attn_prefill_f16_256, run_sized<256>)
 ATTN_PREFILL(attn_prefill_f16_any, run_any<f16>)
 ATTN_PREFILL(attn_prefill_f32_any, run_any<f32>)

@@ -3,6 +3,10 @@
 // A wave keeps 16 queries as fragments, and 16 x head_dim sums. A page goes through LDS, keys by token, values transposed, so
 // that both are read along a fragment's inner index; the next page loads meanwhile. Scores pass through LDS,
 // because there a few lanes hold a whole row for every fragment layout. Weights are read back from there as an operand.
+//
+// Queries and sums of 256 values do not fit a lane's registers. Such heads are walked through twice, for one half of the values
+// each time. The second walk computes the same weights again, half as much work more. RDNA 3, whose lanes hold queries twice,
+// walks four times.
 #pragma once
 #include "prefill.h"
 
@@ -15,40 +19,95 @@ constexpr u32 ROW_LANES = WAVE / SIDE, ROW_TOKENS = KV_PAGE_TOKENS / ROW_LANES;
 // Distances of rows in LDS: rows are 16-byte aligned, and bank conflicts are few.
 constexpr u32 VALUE_STRIDE = KV_PAGE_TOKENS + 8, SCORE_STRIDE = KV_PAGE_TOKENS + 4, WEIGHT_STRIDE = KV_PAGE_TOKENS + 8;
 
+// Registers that queries and sums take at most, and those that they take with a page in flight. With 192 and no page, or with
+// 176 and a page, AMD's compiler spills 60 and 32 of 256. NVIDIA's takes 249 of 255 for 176.
+constexpr u32 HELD_MOST = 170;
+#if defined(__CUDA_ARCH__)
+constexpr u32 AHEAD_MOST = 180;
+#else
+constexpr u32 AHEAD_MOST = 170;
+#endif
+
 template <u32 HEAD> struct Sizes {
-    static constexpr u32 PARTS = HEAD / SIDE, KEY_STRIDE = HEAD + 8, CHUNKS = HEAD / 8;
-    // 16-byte chunks of a page of keys that a thread moves.
-    static constexpr u32 PER_THREAD = (KV_PAGE_TOKENS * CHUNKS + WAVES * WAVE - 1) / (WAVES * WAVE);
-    static constexpr u32 KEYS = KV_PAGE_TOKENS * KEY_STRIDE, VALUES = HEAD * VALUE_STRIDE;
-    static_assert(QUERIES * KEY_STRIDE <= KEYS + VALUES, "queries are staged where pages will lie");
+    // Registers for queries, and for the sums of `walks` walks through the pages.
+    static constexpr u32 PARTS = HEAD / SIDE, QUERY_REGISTERS = PARTS * Frag::A::SIZE / 2;
+    static constexpr u32 held(u32 walks) { return QUERY_REGISTERS + PARTS / walks * Frag::C::SIZE; }
+    // Walks, and the values of a head that one of them sums.
+    static constexpr u32 WALKS = HEAD <= 128 ? 1 : held(2) <= HELD_MOST ? 2 : 4, SUMMED = HEAD / WALKS;
+    static constexpr u32 SUMMED_PARTS = SUMMED / SIDE, KEY_STRIDE = HEAD + 8;
+    // 16-byte chunks of a token's keys and of its summed values, and how many of a page a thread moves.
+    static constexpr u32 KEY_CHUNKS = HEAD / 8, VALUE_CHUNKS = SUMMED / 8;
+    static constexpr u32 KEYS_PER_THREAD = (KV_PAGE_TOKENS * KEY_CHUNKS + WAVES * WAVE - 1) / (WAVES * WAVE);
+    static constexpr u32 VALUES_PER_THREAD = (KV_PAGE_TOKENS * VALUE_CHUNKS + WAVES * WAVE - 1) / (WAVES * WAVE);
+    static constexpr u32 KEYS = KV_PAGE_TOKENS * KEY_STRIDE, VALUES = SUMMED * VALUE_STRIDE;
+    // Queries are staged where pages will lie, SUMMED values of each at a time.
+    static constexpr u32 STAGED_STRIDE = SUMMED + 8;
+    static_assert(QUERIES * STAGED_STRIDE <= KEYS + VALUES, "queries are staged where pages will lie");
+    // Whether the next page loads ahead, to registers.
+    static constexpr bool AHEAD = held(WALKS) + 4 * (KEYS_PER_THREAD + VALUES_PER_THREAD) <= AHEAD_MOST;
 };
 
 // A page of keys and values in flight from memory to LDS.
 template <u32 HEAD> struct Transfer {
     using S = Sizes<HEAD>;
-    u32x4 keys[S::PER_THREAD], values[S::PER_THREAD];
+    u32x4 keys[S::KEYS_PER_THREAD], values[S::VALUES_PER_THREAD];
 
-    // Loads tokens `from`..`tokens` of page `index`. The others become 0: they were never written, or no query sees them.
-    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens) {
+    // Loads tokens `from`..`tokens` of page `index`, of their values those from `first` on. The other tokens become 0: they
+    // were never written, or no query sees them.
+    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens, u32 first) {
         const f16* key = pages.keys(index);
-        const f16* value = pages.values_of((f16*)key);
-        UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
+        fetch_keys(key, from, tokens);
+        fetch_values(pages.values_of((f16*)key) + first, from, tokens);
+    }
+
+    DEV void store(f16* to_keys, f16* to_values) const {
+        store_keys(to_keys);
+        store_values(to_values);
+    }
+
+    // Loads and stores: keys first, then values in the registers that keys had.
+    DEV void move(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens, u32 first, f16* to_keys, f16* to_values) {
+        const f16* key = pages.keys(index);
+        fetch_keys(key, from, tokens);
+        store_keys(to_keys);
+        fetch_values(pages.values_of((f16*)key) + first, from, tokens);
+        store_values(to_values);
+    }
+
+private:
+    // Neighbouring lanes along a row.
+    DEV void fetch_keys(const f16* key, u32 from, u32 tokens) {
+        UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
-            keys[i] = values[i] = {0, 0, 0, 0};
-            // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, the order in LDS.
-            if (chunk / S::CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
-            if (chunk % KV_PAGE_TOKENS - from < tokens - from && chunk < KV_PAGE_TOKENS * S::CHUNKS) {
+            keys[i] = {0, 0, 0, 0};
+            if (chunk / S::KEY_CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
+        }
+    }
+
+    // Neighbouring lanes down a column, the order in LDS.
+    DEV void fetch_values(const f16* value, u32 from, u32 tokens) {
+        UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
+            u32 chunk = i * block_threads() + thread_id();
+            values[i] = {0, 0, 0, 0};
+            if (chunk % KV_PAGE_TOKENS - from < tokens - from && chunk < KV_PAGE_TOKENS * S::VALUE_CHUNKS) {
                 values[i] = load16(value + chunk % KV_PAGE_TOKENS * HEAD + chunk / KV_PAGE_TOKENS * 8);
             }
         }
     }
 
-    DEV void store(f16* to_keys, f16* to_values) const {
-        UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
+    DEV void store_keys(f16* to) const {
+        UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
-            if (chunk >= KV_PAGE_TOKENS * S::CHUNKS) continue;
-            store16(to_keys + chunk / S::CHUNKS * S::KEY_STRIDE + chunk % S::CHUNKS * 8, keys[i]);
-            f16* column = to_values + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
+            if (chunk >= KV_PAGE_TOKENS * S::KEY_CHUNKS) continue;
+            store16(to + chunk / S::KEY_CHUNKS * S::KEY_STRIDE + chunk % S::KEY_CHUNKS * 8, keys[i]);
+        }
+    }
+
+    DEV void store_values(f16* to) const {
+        UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
+            u32 chunk = i * block_threads() + thread_id();
+            if (chunk >= KV_PAGE_TOKENS * S::VALUE_CHUNKS) continue;
+            f16* column = to + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
             UNROLL for (u32 d = 0; d < 8; d++) {
                 u32 pair = values[i][d / 2];
                 column[d * VALUE_STRIDE] = f16_from_bits((u16)(d % 2 ? pair >> 16 : pair));
@@ -61,45 +120,65 @@ template <u32 HEAD> struct Transfer {
 template <u32 HEAD, bool AROUND> struct MatrixState {
     using S = Sizes<HEAD>;
     Frag::A queries[S::PARTS];
-    Frag::C values[S::PARTS];
+    Frag::C values[S::SUMMED_PARTS];
     u32 length;
     f32 most, sum;
 
     DEV static u32 row() { return lane() / ROW_LANES; }
     DEV static u32 first_token() { return lane() % ROW_LANES * ROW_TOKENS; }
 
-    // `room`: LDS for QUERIES rows; free again after the next block barrier.
-    DEV MatrixState(const Tile<AROUND>& tile, f16* room) : length(tile.length(wave() * SIDE + row())), most(NO_SCORE), sum(0.0f) {
-        f16* mine = room + wave() * SIDE * S::KEY_STRIDE;
-        for (u32 i = lane(); i < SIDE * HEAD / 4; i += WAVE) {
-            u32 query = wave() * SIDE + i / (HEAD / 4), d = i % (HEAD / 4) * 4;
+    // `room`: LDS for QUERIES rows of SUMMED values; free again after the next block barrier.
+    DEV MatrixState(const Tile<AROUND>& tile, f16* room) : length(tile.length(wave() * SIDE + row())) {
+        f16* mine = room + wave() * SIDE * S::STAGED_STRIDE;
+        UNROLL for (u32 first = 0; first < HEAD; first += S::SUMMED) {
+            if (first > 0) wave_sync();
+            stage(tile, mine, first);
+            wave_sync();
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) {
+                queries[first / SIDE + part] = Frag::load_a_lds(mine + part * SIDE, S::STAGED_STRIDE);
+            }
+        }
+        begin();
+    }
+
+    // Values from `first` on of the wave's queries, as f16.
+    DEV static void stage(const Tile<AROUND>& tile, f16* mine, u32 first) {
+        for (u32 i = lane(); i < SIDE * S::SUMMED / 4; i += WAVE) {
+            u32 query = wave() * SIDE + i / (S::SUMMED / 4), d = i % (S::SUMMED / 4) * 4;
             u32x4 raw = {0, 0, 0, 0};
-            if (query < tile.queries()) raw = load16(tile.task.q + tile.at(query) + d);
+            if (query < tile.queries()) raw = load16(tile.task.q + tile.at(query) + first + d);
             f32 scale = tile.task.scale;
-            store8(mine + i / (HEAD / 4) * S::KEY_STRIDE + d,
+            store8(mine + i / (S::SUMMED / 4) * S::STAGED_STRIDE + d,
                    {pack_f16x2(as_f32(raw.x) * scale, as_f32(raw.y) * scale),
                     pack_f16x2(as_f32(raw.z) * scale, as_f32(raw.w) * scale)});
         }
-        wave_sync();
-        UNROLL for (u32 part = 0; part < S::PARTS; part++) {
-            queries[part] = Frag::load_a_lds(mine + part * SIDE, S::KEY_STRIDE);
-            values[part] = Frag::zero();
-        }
+    }
+
+    // Begins a walk.
+    DEV void begin() {
+        most = NO_SCORE, sum = 0.0f;
+        UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) values[part] = Frag::zero();
     }
 
     // Writes the scores of the page's tokens to the wave's `scores`: [16][SCORE_STRIDE].
     DEV void score(const f16* keys, f32* scores) const {
-        UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
-            Frag::C c = Frag::zero();
-            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
-                c = Frag::mma(queries[part],
-                              Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
-            }
-            UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
-                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
-            }
+        if constexpr (S::WALKS > 1) {
+            // Else AMD's compiler loads keys of the second half ahead, to registers that a lane does not have.
+            ROLLED for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) score_half(half, keys, scores);
+        } else {
+            UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) score_half(half, keys, scores);
         }
         wave_sync();
+    }
+
+    DEV void score_half(u32 half, const f16* keys, f32* scores) const {
+        Frag::C c = Frag::zero();
+        UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+            c = Frag::mma(queries[part], Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
+        }
+        UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+            scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
+        }
     }
 
     // Caps the wave's `scores`; each lane those that it weighs next. Apart from `score`, which has no register left for it.
@@ -156,40 +235,42 @@ template <u32 HEAD, bool AROUND> struct MatrixState {
     DEV void rescale(f32 factor) {
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             f32 of_row = shfl(factor, Frag::C::row(l) * ROW_LANES);
-            UNROLL for (u32 part = 0; part < S::PARTS; part++) values[part].set(l, values[part].get(l) * of_row);
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) values[part].set(l, values[part].get(l) * of_row);
         }
     }
 
     DEV void add(const f16* weights, const f16* page) {
         UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
             Frag::A a = Frag::load_a_lds(weights + half * SIDE, WEIGHT_STRIDE);
-            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) {
                 values[part] = Frag::mma(
                     a, Frag::load_bt_lds(page + part * SIDE * VALUE_STRIDE + half * SIDE, VALUE_STRIDE), values[part]);
             }
         }
     }
 
-    // As a block's share of the tile.
-    DEV void hand_in(const Tile<AROUND>& tile) const {
-        u32 mine = wave() * SIDE + row();
-        if (lane() % ROW_LANES == 0 && mine < tile.queries()) tile.store_stats(mine, most, sum);
+    // Values from `first` on, as a block's share of the tile.
+    DEV void hand_in(const Tile<AROUND>& tile, u32 first) const {
+        const u32 own = wave() * SIDE + row();
+        if (lane() % ROW_LANES == 0 && own < tile.queries()) tile.store_stats(own, most, sum);
+        f32* mine = tile.part(block_z(), 0);
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             u32 query = wave() * SIDE + Frag::C::row(l);
             if (query >= tile.queries()) continue;
-            f32* to = tile.part(block_z(), query) + Frag::C::col(l);
-            UNROLL for (u32 part = 0; part < S::PARTS; part++) to[part * SIDE] = values[part].get(l);
+            const u32 to = query * HEAD + first + Frag::C::col(l);
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) mine[to + part * SIDE] = values[part].get(l);
         }
     }
 
-    DEV void store(const Tile<AROUND>& tile) const {
+    // Values from `first` on, as the result.
+    DEV void store(const Tile<AROUND>& tile, u32 first) const {
         f32 inverse = 1.0f / (sum + tile.sink(wave() * SIDE + row(), most));
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             u32 query = wave() * SIDE + Frag::C::row(l);
             f32 of_row = shfl(inverse, Frag::C::row(l) * ROW_LANES);
             if (query >= tile.queries()) continue;
-            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
-                tile.store(query, part * SIDE + Frag::C::col(l), values[part].get(l) * of_row);
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) {
+                tile.store(query, first + part * SIDE + Frag::C::col(l), values[part].get(l) * of_row);
             }
         }
     }
@@ -216,26 +297,31 @@ template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
     Transfer<HEAD> transfer;
     u32 from = tile.seen_from(0), first = from / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     const Walk walk = tile.walk(first, length);
-    if (walk.start < walk.end) {
-        transfer.fetch(pages, walk.start / KV_PAGE_TOKENS, max_u32(from, walk.start) - walk.start, length - walk.start);
+    ROLLED for (u32 summed = 0; summed < HEAD; summed += S::SUMMED) {
+        if (summed > 0) state.begin();
+        if (S::AHEAD && walk.start < walk.end) {
+            const u32 start = walk.start;
+            transfer.fetch(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed);
+        }
+        for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
+            barrier_lds();
+            const u32 page = start / KV_PAGE_TOKENS, page_from = max_u32(from, start) - start;
+            if (S::AHEAD) transfer.store(keys, values);
+            else transfer.move(pages, page, page_from, length - start, summed, keys, values);
+            barrier_lds();
+            u32 next = start + KV_PAGE_TOKENS;
+            if (S::AHEAD && next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next, summed);
+            if (start >= wave_length || next <= wave_from) continue;
+            state.score(keys, scores);
+            if (t.cap != 0.0f) state.hold(scores, t.cap);
+            if (start < wave_whole) state.hide(scores, start, state.seen_from(tile));
+            state.weigh(scores, weights, start);
+            state.add(weights, values);
+        }
+        if (grid_z() == 1) state.store(tile, summed);
+        else state.hand_in(tile, summed);
     }
-    for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
-        barrier_lds();
-        transfer.store(keys, values);
-        barrier_lds();
-        u32 next = start + KV_PAGE_TOKENS;
-        if (next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
-        if (start >= wave_length || next <= wave_from) continue;
-        state.score(keys, scores);
-        if (t.cap != 0.0f) state.hold(scores, t.cap);
-        if (start < wave_whole) state.hide(scores, start, state.seen_from(tile));
-        state.weigh(scores, weights, start);
-        state.add(weights, values);
-    }
-    if (grid_z() == 1) {
-        state.store(tile);
-    } else {
-        state.hand_in(tile);
+    if (grid_z() > 1) {
         static_assert(QUERIES * SHARE_STRIDE <= WAVES * SIDE * SCORE_STRIDE, "weights of shares lie where scores lay");
         tile.join(all_scores[0]);
     }

@@ -123,7 +123,9 @@ template <u32 M> struct WideSums : Wide::Sums<M> {
 
 // Weights of quantised types.
 template <class T> struct WideWeights : LaneWeights<T, Wide> {
-    using LaneWeights<T, Wide>::LaneWeights;
+    DEV WideWeights(const u8* planes, u32 n, u32 first, u32 cols) : LaneWeights<T, Wide>(planes, n, first, cols) {
+        Wide::settle(this->block);
+    }
     DEV u32 steps() const { return ceil_div(this->groups, GROUPS); }
     // A step's weights of a lane, as loaded.
     using Ahead = Loaded<T, Wide>;

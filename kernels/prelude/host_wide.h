@@ -43,6 +43,7 @@ struct Wide {
         }
     };
 
+    template <class Pointers> DEV static void settle(Pointers&) {}
     DEV static void begin(u32 (&)[2][4]) {}
     DEV static void end() {}
     template <u32 LEFT> DEV static void wait() {}

@@ -188,6 +188,11 @@ fn windows_both_ways_take_heads_of_any_size() {
         let kernel = (AttnAround::attn_around_f16_64, F16_BOUND);
         check::<f16>(random, rig, kernel, heads, (&texts, 24, Scores::Near));
     }
+    for (q, kv) in [(3, 1), (2, 2), (33, 1)] {
+        let heads = Heads { q, kv, dim: 256 };
+        let kernel = (AttnAround::attn_around_f16_256, F16_BOUND);
+        check::<f16>(random, rig, kernel, heads, (&texts, 24, Scores::Near));
+    }
 }
 
 #[test]
@@ -202,6 +207,9 @@ fn windows_both_ways_have_sinks_caps_and_far_scores() {
             check::<f16>(random, rig, kernel, heads, (&texts, window, scores));
             let kernel = (AttnAround::attn_around_f32_any, F32_BOUND);
             check::<f32>(random, rig, kernel, heads, (&texts, window, scores));
+            let heads = Heads { q: 3, kv: 1, dim: 256 };
+            let kernel = (AttnAround::attn_around_f16_256, F16_BOUND);
+            check::<f16>(random, rig, kernel, heads, (&texts, window, scores));
         }
     }
 }

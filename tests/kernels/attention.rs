@@ -309,6 +309,8 @@ fn prefill_is_that_of_f64_within_f16() {
         (AttnPrefill::attn_prefill_f16_96, 7, 1, 96, vec![(0, 33), (31, 2)]),
         (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, vec![(0, 65), (64, 33)]),
         (AttnPrefill::attn_prefill_f16_128, 2, 2, 128, vec![(0, 130)]),
+        (AttnPrefill::attn_prefill_f16_256, 8, 2, 256, vec![(0, 65), (64, 33)]),
+        (AttnPrefill::attn_prefill_f16_256, 3, 1, 256, vec![(0, 40), (31, 2)]),
     ] {
         check_prefill::<f16>(random, rig, (kernel, F16_BOUND), Heads { q, kv, dim }, &runs, 0, Scores::Near);
     }
@@ -359,6 +361,7 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
     for (kernel, dim, bound) in [
         (AttnPrefill::attn_prefill_f16_64, 64, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_128, 128, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_256, 256, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_any, 64, F32_BOUND),
     ] {
         let heads = Heads { q: 2, kv: 1, dim };
@@ -393,6 +396,7 @@ fn check_variants(scores: Scores) {
     for (kernel, q, kv, dim, bound) in [
         (AttnPrefill::attn_prefill_f16_64, 9, 3, 64, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_256, 4, 2, 256, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_any, 4, 2, 20, F32_BOUND),
     ] {
         let heads = Heads { q, kv, dim };
@@ -459,6 +463,7 @@ fn rows_of_a_tile_see_each_their_own_window() {
         (AttnPrefill::attn_prefill_f16_80, 4, 2, 80, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_96, 1, 1, 96, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_256, 4, 2, 256, F16_BOUND),
         (AttnPrefill::attn_prefill_f16_any, 2, 2, 20, F32_BOUND),
         (AttnPrefill::attn_prefill_f16_any, 3, 1, 64, F32_BOUND),
     ] {

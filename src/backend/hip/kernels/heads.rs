@@ -14,6 +14,7 @@ kernels! { |launch|
     /// Attention of many rows within a window that looks both ways. Grid: as of `AttnPrefill`.
     AttnAround [
         attn_around_f16_64: 64,
+        attn_around_f16_256: 64,
         attn_around_f16_any: 64,
         attn_around_f32_any: 64,
     ] {

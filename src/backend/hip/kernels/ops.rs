@@ -379,6 +379,7 @@ kernels! { |launch|
         attn_prefill_f16_80: 64,
         attn_prefill_f16_96: 64,
         attn_prefill_f16_128: 64,
+        attn_prefill_f16_256: 64,
         attn_prefill_f16_any: 64,
         attn_prefill_f32_any: 64,
     ] {

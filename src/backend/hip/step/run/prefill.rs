@@ -74,6 +74,7 @@ impl Run<'_> {
             (KvType::F16, 80) => AttnPrefill::attn_prefill_f16_80,
             (KvType::F16, 96) => AttnPrefill::attn_prefill_f16_96,
             (KvType::F16, 128) => AttnPrefill::attn_prefill_f16_128,
+            (KvType::F16, 256) => AttnPrefill::attn_prefill_f16_256,
             (KvType::F16, _) => AttnPrefill::attn_prefill_f16_any,
             (KvType::F32, _) => AttnPrefill::attn_prefill_f32_any,
         };
@@ -125,6 +126,7 @@ impl Run<'_> {
     fn attend_around(&self, unit: &Attend, grid: Grid, of: &AttnPrefill) -> Result<(), BackendError> {
         let kernel: Kernel<AttnAround> = match (self.bound.modes.kv, unit.head_dim) {
             (KvType::F16, 64) => AttnAround::attn_around_f16_64,
+            (KvType::F16, 256) => AttnAround::attn_around_f16_256,
             (KvType::F16, _) => AttnAround::attn_around_f16_any,
             (KvType::F32, _) => AttnAround::attn_around_f32_any,
         };
