@@ -76,7 +76,7 @@ fn main() -> Result<(), Failure> {
     let factory = move || Ok(Box::new(HipBackend::open(options.clone())?) as Box<dyn Backend>);
     let engine_options = EngineOptions {
         rows_max: Some(rows),
-        sequences_max: arguments.sequences.max(1),
+        sequences_max: Some(arguments.sequences.max(1)),
         kv_budget_bytes: 64 << 30,
         reuse: Reuse::Off,
         ..EngineOptions::default()

@@ -210,7 +210,7 @@ fn engine(arguments: &Arguments, memory_bytes: u64) -> Result<Engine, Failure> {
     let factory = move || Ok(Box::new(HipBackend::open(options.clone())?) as Box<dyn Backend>);
     let engine_options = EngineOptions {
         rows_max: Some(ROWS),
-        sequences_max: 1,
+        sequences_max: Some(1),
         reuse: Reuse::Off,
         ..EngineOptions::default()
     };

@@ -331,7 +331,7 @@ impl Config {
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
             ("limits.queued", l.queued.into(), 1, 1 << 20),
             ("limits.requests_per_uid", l.requests_per_uid.into(), 1, 1 << 20),
-            ("limits.running", l.running.into(), 1, 1024),
+            ("limits.running", l.running.into(), 0, 1024),
             ("limits.step_rows", l.step_rows.into(), 0, 4096),
             // Less than 8 MiB would leave some users no room for one of the largest frames.
             ("limits.request_mib", l.request_mib, 8, 1 << 20),

@@ -18,6 +18,7 @@ impl Backend for Closed {
             isa: "none".to_owned(),
             threads: 0,
             step_rows: 1,
+            sequences: 1,
             activations: ActivationType::default(),
             kv: KvType::default(),
             notes: Vec::new(),

@@ -330,6 +330,8 @@ pub struct BackendInfo {
     pub threads: usize,
     /// Rows from which on a step costs nearly as much as two steps of half as many rows.
     pub step_rows: usize,
+    /// Sequences that are best run at once: with more, each waits longer, and hardly more tokens are made.
+    pub sequences: usize,
     /// Form of the activations that quantised weights meet.
     pub activations: ActivationType,
     /// KV cache element type.

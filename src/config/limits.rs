@@ -21,7 +21,7 @@ pub struct Limits {
     pub queued: u32,
     /// Most token requests, loads to a device and subscriptions of one uid at once, queued and running.
     pub requests_per_uid: u32,
-    /// Most sequences that run at once.
+    /// Most sequences that run at once. 0: suited to the device.
     pub running: u32,
     /// Most token rows of one step; longer prompts are split into such chunks. 0: suited to the device.
     pub step_rows: u32,
@@ -71,7 +71,7 @@ impl Default for Limits {
             connections_per_uid: 4096,
             queued: 4096,
             requests_per_uid: 1024,
-            running: 32,
+            running: 0,
             step_rows: 0,
             request_mib: 256,
             header_mib: 1024,

@@ -345,7 +345,7 @@ fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {
             0 => None,
             rows => Some(rows.max(config.limits.running as usize)),
         },
-        sequences_max: config.limits.running as usize,
+        sequences_max: Some(config.limits.running as usize).filter(|&running| running > 0),
         queue_max: config.limits.queued as usize,
         kv_budget_bytes: config.kv_budget_bytes(),
         kv_percent_per_user: config.kv.percent_per_uid,

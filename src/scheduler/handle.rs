@@ -173,13 +173,15 @@ impl Facts {
         let most = backend.kv_bytes_max().unwrap_or(u64::MAX);
         let (info, percent) = (backend.info(), options.kv_percent_per_user.clamp(1, 100));
         let kv_budget_bytes = options.kv_budget_bytes.min(most);
-        let rows_max = options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max)).max(1);
+        let rows_max =
+            options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max.unwrap_or(1))).max(1);
+        let sequences = options.sequences_max.unwrap_or(info.sequences).clamp(1, rows_max);
         Self {
             info,
             suspends: backend.reads_in_place(),
             weight_bytes: backend.weight_bytes(),
             scratch_bytes: backend.scratch_bytes(),
-            limits: StepLimits { rows: rows_max, wanted_rows: options.sequences_max.clamp(1, rows_max) },
+            limits: StepLimits { rows: rows_max, wanted_rows: sequences },
             refuses: backend.refuses(),
             kv_budget_bytes,
             kv_user_bytes: kv_budget_bytes / 100 * u64::from(percent)
@@ -530,8 +532,9 @@ impl EngineHandle {
 pub struct EngineOptions {
     /// Most rows of one step; at least 1. `None`: the row count that suits the first device opened.
     pub rows_max: Option<usize>,
-    /// Most sequences admitted at once; at most `rows_max`, so that each gets a row in every step of its model.
-    pub sequences_max: usize,
+    /// Most sequences admitted at once; at most `rows_max`, so that each gets a row in every step of its model. `None`: as
+    /// many as suit the first device opened.
+    pub sequences_max: Option<usize>,
     /// Most requests that wait for admission.
     pub queue_max: usize,
     /// Most bytes of KV cache for all models together.
@@ -560,7 +563,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             rows_max: None,
-            sequences_max: 32,
+            sequences_max: None,
             queue_max: 1024,
             kv_budget_bytes: 4 << 30,
             kv_percent_per_user: 100,

@@ -60,7 +60,12 @@ impl Asked {
 
 /// Without cached pages: then all memory beside weights is that of running requests.
 pub fn options() -> EngineOptions {
-    EngineOptions { rows_max: Some(ROWS), sequences_max: 8, reuse: Reuse::Off, ..EngineOptions::default() }
+    EngineOptions {
+        rows_max: Some(ROWS),
+        sequences_max: Some(8),
+        reuse: Reuse::Off,
+        ..EngineOptions::default()
+    }
 }
 
 /// A model's device bytes beside its weights. Excludes recorded steps: those are measured as the drop in free device

@@ -258,7 +258,7 @@ fn check_reuse(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u3
 fn check_drafts(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u32) {
     let options = |kv_budget_bytes| EngineOptions {
         rows_max: Some(64),
-        sequences_max: 24,
+        sequences_max: Some(24),
         kv_budget_bytes,
         ..EngineOptions::default()
     };

@@ -56,7 +56,7 @@ use model::OpenModel;
 use pool::Pool;
 use sample::SampleScratch;
 use simd::Level;
-use thresholds::STEP_ROWS;
+use thresholds::{SEQUENCES, STEP_ROWS};
 
 use super::{
     ActivationType, Backend, BackendError, BackendInfo, Cause, DeviceTensor, KvType, ModelSlot, Progress,
@@ -174,6 +174,7 @@ impl Backend for CpuBackend {
             isa: self.compute.kernels.isa().name().to_owned(),
             threads: self.compute.pool.threads(),
             step_rows: STEP_ROWS,
+            sequences: SEQUENCES,
             activations: self.compute.mode,
             kv: self.kv,
             notes: self.notes.clone(),

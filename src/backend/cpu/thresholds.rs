@@ -15,6 +15,9 @@
 /// Most rows of a step. Weights are read once for this many rows; more rows only add scratch.
 pub const STEP_ROWS: usize = 256;
 
+/// Sequences that run at once. Products take most of a step from a few rows on, so more would only wait longer.
+pub const SEQUENCES: usize = 32;
+
 /// Most queries (rows times heads of a group) in a tile of attention, unless one group is larger. Widening a key then
 /// costs little beside its products, and the sums still fit in the first-level cache.
 pub const ATTENTION_TILE_MAX: usize = 16;

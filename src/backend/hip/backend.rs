@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::hip::device::wait::{Standstill, Waiter};
 use crate::backend::hip::kernels::matmul::planes;
-use crate::backend::hip::kernels::thresholds::{Order, STEP_ROWS};
+use crate::backend::hip::kernels::thresholds::{Order, SEQUENCES, STEP_ROWS};
 use crate::backend::hip::step::addresses::Loads;
 use crate::backend::hip::step::graphs::{self, Replays};
 use crate::backend::hip::step::model::{self, OpenModel};
@@ -258,6 +258,7 @@ impl Backend for HipBackend {
             isa: device.arch.clone(),
             threads: 0,
             step_rows: STEP_ROWS,
+            sequences: SEQUENCES,
             activations: self.options.activations,
             kv: self.options.kv,
             notes: [

@@ -352,7 +352,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     Limits {
         rows_max: count(facts.limits.rows),
         suspends: facts.suspends,
-        sequences_max: count(options.sequences_max),
+        sequences_max: count(facts.limits.wanted_rows),
         kv_budget_bytes: facts.kv_budget_bytes,
         kv_user_bytes: facts.kv_user_bytes,
         reuse: options.reuse,

@@ -29,7 +29,7 @@ fn a_reader_that_went_away_ends_its_sequence() {
 
 #[test]
 fn a_waiting_sequence_can_be_cancelled() {
-    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let rig = Rig::new(EngineOptions { sequences_max: Some(1), ..EngineOptions::default() });
     let mut first = rig.ask(&prompt(1, 10), 3000);
     first.take(1);
     let waiting = rig.ask(&prompt(2, 10), 5);
@@ -41,7 +41,7 @@ fn a_waiting_sequence_can_be_cancelled() {
 
 #[test]
 fn deadlines_end_waiting_and_running_sequences() {
-    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let rig = Rig::new(EngineOptions { sequences_max: Some(1), ..EngineOptions::default() });
     let (mut job, mut running) = rig.job(&prompt(1, 10), 4000);
     job.deadline = Some(Instant::now() + Duration::from_millis(200));
     job.credit = 5;
@@ -55,6 +55,18 @@ fn deadlines_end_waiting_and_running_sequences() {
     let ran = running.finish();
     assert!(matches!(ran.error(), JobError::DeadlineExceeded { generated_tokens: 5 }), "{ran:?}");
     rig.assert_empty();
+}
+
+#[test]
+fn as_many_sequences_run_as_suit_the_device() {
+    // The device says 32.
+    for (rows_max, sequences_max, most) in [(None, None, 32), (Some(8), None, 8), (None, Some(5), 5)] {
+        let rig = Rig::new(EngineOptions { rows_max, sequences_max, ..EngineOptions::default() });
+        let asked: Vec<_> = (0..40).map(|first| rig.ask(&prompt(first, 10), 3000)).collect();
+        assert!(rig.comes(|s| s.running_and_queued() == (most, 40 - most)), "{rows_max:?} {sequences_max:?}");
+        drop(asked);
+        assert!(rig.comes(|s| s.sequences.is_empty()));
+    }
 }
 
 #[test]
@@ -72,7 +84,7 @@ fn a_slow_reader_is_dropped() {
 #[test]
 fn the_queue_has_an_end() {
     // Two of the places are root's, and a user alone has half of the others.
-    let rig = Rig::new(EngineOptions { sequences_max: 1, queue_max: 32, ..EngineOptions::default() });
+    let rig = Rig::new(EngineOptions { sequences_max: Some(1), queue_max: 32, ..EngineOptions::default() });
     let first = rig.hold(&prompt(1, 3), 2);
     assert!(rig.comes(|s| s.running_and_queued() == (1, 0)));
     let waiting: Vec<_> = (2..17).map(|text| rig.ask(&prompt(text, 3), 2)).collect();
@@ -152,7 +164,7 @@ fn log_probabilities_come_when_asked_for() {
 
 #[test]
 fn a_drain_lets_what_runs_finish() {
-    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let rig = Rig::new(EngineOptions { sequences_max: Some(1), ..EngineOptions::default() });
     let running = rig.hold(&prompt(1, 10), 20);
     let waiting = rig.ask(&prompt(2, 10), 20);
     assert!(rig.comes(|s| s.running_and_queued() == (1, 1)));

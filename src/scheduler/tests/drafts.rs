@@ -123,7 +123,7 @@ fn drafts_beside_prefixes_cancels_and_few_pages_change_no_token() {
     let (mut drafted, mut accepted, mut parked) = (0, 0, 0);
     for (seed, pages) in [(1, 1000), (2, 40), (3, 16), (4, 11)] {
         let rig = Rig::timed(EngineOptions {
-            sequences_max: 6,
+            sequences_max: Some(6),
             rows_max: Some(48),
             kv_budget_bytes: pages * page,
             ..EngineOptions::default()

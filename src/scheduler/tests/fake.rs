@@ -327,6 +327,7 @@ impl Backend for Fake {
             isa: "none".into(),
             threads: 1,
             step_rows: 256,
+            sequences: 32,
             activations: ActivationType::F32,
             kv: KvType::F16,
             notes: Vec::new(),

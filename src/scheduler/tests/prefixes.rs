@@ -198,7 +198,7 @@ fn pages_of_a_live_sequence_outlive_an_order_to_drop_what_is_cached() {
 fn users_prefixes_and_cancels_at_random_change_no_token() {
     for (seed, pages) in [(1, 1000), (2, 40), (3, 16), (4, 11)] {
         let rig = Rig::new(EngineOptions {
-            sequences_max: 6,
+            sequences_max: Some(6),
             rows_max: Some(48),
             kv_budget_bytes: budget_of(pages),
             ..Default::default()

@@ -8,7 +8,10 @@ use super::*;
 fn rig(pages: u64, states: u64) -> Rig {
     let page = page_bytes(&open(9, &kept_model()).plan.program);
     let kv_budget_bytes = pages * page + states * STATE_BYTES;
-    Rig::with(Control::recurrent(), EngineOptions { sequences_max: 6, kv_budget_bytes, ..Default::default() })
+    Rig::with(
+        Control::recurrent(),
+        EngineOptions { sequences_max: Some(6), kv_budget_bytes, ..Default::default() },
+    )
 }
 
 impl Rig {

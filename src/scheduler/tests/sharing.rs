@@ -111,8 +111,11 @@ fn without_credit_a_sequence_waits_and_then_goes_on() {
 #[test]
 fn a_small_budget_makes_them_wait_their_turn() {
     let page_bytes = 5 * 4 * 8 * 1000; // layers, kv heads, head_dim, and the factor of the fake device
-    let rig =
-        Rig::new(EngineOptions { kv_budget_bytes: 5 * page_bytes, sequences_max: 4, ..Default::default() });
+    let rig = Rig::new(EngineOptions {
+        kv_budget_bytes: 5 * page_bytes,
+        sequences_max: Some(4),
+        ..Default::default()
+    });
     let mut asked = vec![rig.hold(&prompt(0, 40), 30)]; // 3 pages each
     asked.extend((1..5).map(|i| rig.ask(&prompt(i, 40), 30)));
     assert!(rig.comes(|s| s.running_and_queued() == (1, 4)));

@@ -115,7 +115,11 @@ fn a_sequence_that_gave_its_place_up_gets_the_same_tokens() {
     let page_bytes = 5 * 4 * 8 * 1000;
     // Places, or KV bytes, of which a user alone takes all.
     for (sequences_max, kv_budget_bytes) in [(4, 1 << 40), (32, 28 * page_bytes)] {
-        let rig = Rig::new(EngineOptions { sequences_max, kv_budget_bytes, ..Default::default() });
+        let rig = Rig::new(EngineOptions {
+            sequences_max: Some(sequences_max),
+            kv_budget_bytes,
+            ..Default::default()
+        });
         rig.control.slow_down(1, Duration::from_millis(1));
         let alice: Vec<Asked> = (0..8).map(|i| rig.ask_as(ALICE, &rig.model, &prompt(i, 30), 180)).collect(); // 7 pages each
         // For bytes nobody waits until they are used.
@@ -137,7 +141,7 @@ fn a_sequence_that_gave_its_place_up_gets_the_same_tokens() {
 
 #[test]
 fn a_suspended_step_keeps_the_pages_that_its_sequences_give_up() {
-    let rig = Rig::new(EngineOptions { sequences_max: 4, ..Default::default() });
+    let rig = Rig::new(EngineOptions { sequences_max: Some(4), ..Default::default() });
     rig.control.slow_down(1, Duration::from_millis(25)); // each part is a turn: somebody always waits for a place
     let alice: Vec<Asked> = (0..8).map(|i| rig.ask_as(ALICE, &rig.model, &prompt(i, 30), 3)).collect();
     assert!(rig.comes(|s| s.kv_pages_used == 4), "all four prefill");
@@ -155,7 +159,7 @@ fn a_suspended_step_keeps_the_pages_that_its_sequences_give_up() {
 #[test]
 fn users_models_and_cancels_at_random_change_no_token() {
     let rig = Rig::new(EngineOptions {
-        sequences_max: 5,
+        sequences_max: Some(5),
         rows_max: Some(32),
         privileged: vec![0],
         ..Default::default()
