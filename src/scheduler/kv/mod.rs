@@ -76,8 +76,21 @@ pub(super) struct Sums {
     pub cached: u64,
     /// Bytes of these, and of recurrent states that only the trees have.
     pub cached_bytes: u64,
+    /// Recurrent states.
+    pub states: States,
     /// Pages of all open pools.
     pub size: u64,
+}
+
+/// Recurrent states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct States {
+    /// Those that sequences hold.
+    pub used: u64,
+    /// Those that only the trees have.
+    pub cached: u64,
+    /// Bytes of these.
+    pub cached_bytes: u64,
 }
 
 /// The tree of a page: of this user, or of all users.
@@ -435,8 +448,9 @@ impl Kv {
             sums.size += u64::from(pool.size());
         }
         for states in self.states.values() {
-            sums.cached_bytes += u64::from(states.cached()) * states.page_bytes;
+            sums.states.add(states);
         }
+        sums.cached_bytes += sums.states.cached_bytes;
         sums
     }
 

@@ -4,7 +4,7 @@
 //! A state counts its bytes as a page does. It may be as large as the pages of a thousand tokens, so a tree keeps few. They are where
 //! sequences ended, and where prompts were seen to part. The longest unused goes first, before the pages of its tree.
 
-use super::{Held, Kv, Left, TreeKey, discharge};
+use super::{Held, Kv, Left, States, TreeKey, discharge};
 use crate::backend::{KV_PAGE_TOKENS, RECURRENT_PLACES_MAX};
 use crate::model::ModelId;
 
@@ -14,7 +14,26 @@ use super::tree::NodeId;
 /// Least tokens of a prefix for whose state a step ends early: the further step costs a read of the weights.
 const SPLIT_LEAST: usize = 4 * KV_PAGE_TOKENS;
 
+impl States {
+    /// Counts those of a model's pool.
+    pub(super) fn add(&mut self, pool: &Pool) {
+        let cached = u64::from(pool.cached());
+        self.used += u64::from(pool.used()) - cached;
+        self.cached += cached;
+        self.cached_bytes += cached * pool.page_bytes;
+    }
+}
+
 impl Kv {
+    /// Recurrent states of a model.
+    pub fn states_of(&self, model: ModelId) -> States {
+        let mut states = States::default();
+        if let Some(pool) = self.states.get(&model) {
+            states.add(pool);
+        }
+        states
+    }
+
     /// Opens a model's pool of states, unless it is open or a state has no bytes.
     pub fn open_states(&mut self, model: ModelId, state_bytes: u64) {
         if state_bytes > 0 {

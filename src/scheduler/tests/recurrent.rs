@@ -25,6 +25,10 @@ impl Rig {
         let (snapshot, page) = (self.handle().snapshot(), page_bytes(&self.model.plan.program));
         let kept = snapshot.kv_cached_bytes - snapshot.kv_pages_cached * page;
         assert_eq!(self.control.states() as u64 * STATE_BYTES, kept, "bytes of states on the device");
+        assert_eq!((snapshot.states_used, snapshot.states_cached_bytes), (0, kept));
+        assert_eq!(snapshot.states_cached * STATE_BYTES, kept);
+        let model = &snapshot.models[0];
+        assert_eq!((model.states_cached, model.states_cached_bytes), (snapshot.states_cached, kept));
     }
 }
 
