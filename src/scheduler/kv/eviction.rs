@@ -1,6 +1,10 @@
 //! Decides which cached pages and states go, and drops them.
+//!
+//! Pages and states of a tree go by their last use: neither is of use without the other. If all states went before the first
+//! page, pages whose states are gone would fill the cache one day. If states could have all of it, they would: a state may be as large
+//! as the pages of a thousand tokens, and each request leaves one. So those that only trees have get half of the budget.
 
-use super::pool::Left;
+use super::pool::{Left, Pool};
 use super::tree::{NodeId, Tree};
 use super::{EvictedPage, Kv, TreeKey, discharge};
 use crate::model::ModelId;
@@ -14,39 +18,64 @@ enum Oldest {
     Leaf(NodeId),
 }
 
+/// States that only trees have take at most one part in so many of the budget.
+const STATES_PART: u64 = 2;
+
+/// What may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    All,
+    States,
+}
+
 impl Kv {
     /// Drops a cached page or state of models for which `may` holds: of the user that holds most, the longest unused. Returns
     /// its bytes.
     pub(super) fn evict(&mut self, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
-        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, bool)> = None;
+        self.evict_of(What::All, may)
+    }
+
+    /// Drops cached states until they have their part of the budget at most.
+    pub(super) fn bound_states(&mut self) {
+        let bytes = |pool: &Pool| u64::from(pool.cached()) * pool.page_bytes;
+        while self.states.values().map(bytes).sum::<u64>() > self.budget_bytes / STATES_PART
+            && self.evict_of(What::States, &|_| true).is_some()
+        {}
+    }
+
+    fn evict_of(&mut self, what: What, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
+        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, Oldest)> = None;
         for (key, tree) in self.trees.iter().filter(|(key, _)| may(key.0)) {
-            let Some((used, oldest)) = self.oldest(*key, tree) else { continue };
+            let Some((used, oldest)) = self.oldest(*key, tree, what) else { continue };
             let most = key.1.map_or(0, |uid| self.charged.get(&uid).copied().unwrap_or(0));
-            let place = (most, std::cmp::Reverse(used), *key, matches!(oldest, Oldest::Leaf(_)));
+            let place = (most, std::cmp::Reverse(used), *key, oldest);
             if first.is_none_or(|first| (first.0, first.1) < (place.0, place.1)) {
                 first = Some(place);
             }
         }
-        let (.., key, is_page) = first?;
-        self.evicted += u64::from(is_page);
-        self.drop_oldest(key)
+        let (.., key, oldest) = first?;
+        self.evicted += u64::from(matches!(oldest, Oldest::Leaf(_)));
+        self.drop_one(key, oldest)
     }
 
-    /// The thing that a tree is to drop first, and the time of its last use: a state, or a leaf with its page.
-    fn oldest(&self, key: TreeKey, tree: &Tree) -> Option<(u64, Oldest)> {
+    /// The thing that a tree is to drop first, and the time of its last use: a state, or a leaf with its page. Of the same time, the
+    /// state goes first: the pages before it serve others.
+    fn oldest(&self, key: TreeKey, tree: &Tree, what: What) -> Option<(u64, Oldest)> {
         let states = self.states.get(&key.0);
         let state = states.and_then(|pool| tree.oldest_state(|state| !pool.is_held(state)));
-        if let Some((used, node)) = state {
-            return Some((used, Oldest::State(node)));
+        let state = state.map(|(used, node)| (used, Oldest::State(node)));
+        if what == What::States {
+            return state;
         }
         let pool = self.pools.get(&key.0)?;
-        tree.oldest(|page| !pool.is_held(page)).map(|(used, leaf)| (used, Oldest::Leaf(leaf)))
+        let leaf = tree.oldest(|page| !pool.is_held(page)).map(|(used, leaf)| (used, Oldest::Leaf(leaf)));
+        state.into_iter().chain(leaf).min_by_key(|(used, _)| *used)
     }
 
-    /// Drops that. Returns its bytes; `None` if sequences hold all that the tree has.
-    fn drop_oldest(&mut self, key: TreeKey) -> Option<u64> {
+    /// Drops that. Returns its bytes.
+    fn drop_one(&mut self, key: TreeKey, oldest: Oldest) -> Option<u64> {
         let before = self.used_bytes;
-        match self.oldest(key, self.trees.get(&key)?)?.1 {
+        match oldest {
             Oldest::State(node) => {
                 self.trees.get_mut(&key)?.remove_state(node);
                 self.drop_gone(key);
@@ -93,7 +122,10 @@ impl Kv {
             self.trees.keys().filter(|key| of.is_none_or(|of| of == key.0)).copied().collect();
         let mut dropped = false;
         for key in keys {
-            while self.drop_oldest(key).is_some() {
+            while let Some((_, oldest)) =
+                self.trees.get(&key).and_then(|tree| self.oldest(key, tree, What::All))
+                && self.drop_one(key, oldest).is_some()
+            {
                 dropped = true;
             }
         }

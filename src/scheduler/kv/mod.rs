@@ -8,7 +8,7 @@
 //! If a sequence holds that page, or if it has other tokens after those, the taker gets a copy to write on.
 //!
 //! Pages that only a tree has are cached. They cost nobody anything. When bytes run short, they go before anyone waits:
-//! first those of the user that holds most, of these the longest unused.
+//! first those of the user that holds most, of these the longest unused (`eviction`).
 
 use std::collections::BTreeMap;
 
@@ -283,8 +283,11 @@ impl Kv {
         for page in pages.into_iter().chain(copied) {
             self.drop_page(model, uid, page);
         }
-        for state in state.into_iter().chain(spare) {
-            self.drop_state(model, uid, state);
+        let states = state.into_iter().chain(spare);
+        let had_states = states.clone().count() > 0;
+        states.for_each(|state| self.drop_state(model, uid, state));
+        if had_states {
+            self.bound_states();
         }
     }
 

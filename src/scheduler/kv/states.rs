@@ -2,7 +2,7 @@
 //! writes. The tree keeps the state of some prefixes: with the pages before it, a later sequence goes on from there.
 //!
 //! A state counts its bytes as a page does. It may be as large as the pages of a thousand tokens, so a tree keeps few. They are where
-//! sequences ended, and where prompts were seen to part. The longest unused goes first, before the pages of its tree.
+//! sequences ended, and where prompts part. `eviction` says which go.
 
 use super::{Held, Kv, Left, States, TreeKey, discharge};
 use crate::backend::{KV_PAGE_TOKENS, RECURRENT_PLACES_MAX};
@@ -70,7 +70,10 @@ impl Kv {
         let before = std::mem::replace(&mut held.state, held.spare.take());
         match before {
             Some(before) if pool.is_alone(before) => held.spare = Some(before),
-            Some(before) => self.drop_state(model, uid, before),
+            Some(before) => {
+                self.drop_state(model, uid, before);
+                self.bound_states();
+            }
             None => {}
         }
     }

@@ -319,13 +319,61 @@ fn a_state_is_kept_where_sequences_end_and_where_prompts_part() {
     assert_eq!(run(&mut kv, &second), (0, Some(288)), "the stem is known without a state");
     assert_eq!(run(&mut kv, &third), (288, None));
     assert_eq!(run(&mut kv, &third), (339, None), "all but the token whose logits are wanted");
-    // States go before pages, the longest unused first.
+    // The state of a page goes before the page, and the longest unused before others.
     let before = kv.used_bytes();
     assert_eq!(kv.drop_first(1, &|_| true), 5000);
     assert_eq!(kv.used_bytes(), before - 5000);
     assert_eq!(run(&mut kv, &third).0, 339);
     kv.drop_cached(None);
     assert_eq!(kv.used_bytes(), 0);
+}
+
+/// Leaves a prompt of one page and its state to the tree.
+fn leave(kv: &mut Kv, first: u32) {
+    let (mut held, tokens) = (Held::default(), [first; PAGE]);
+    held.pages.extend(kv.take(RECURRENT, 7));
+    held.spare = kv.take_state(RECURRENT, 7);
+    assert!(held.pages.len() == 1 && held.spare.is_some());
+    kv.advance_state(RECURRENT, 7, &mut held);
+    kv.keep(RECURRENT, 7, &tokens, true, &mut held);
+    kv.release(RECURRENT, 7, &mut held);
+}
+
+/// The prompts that are known with their state, without a use of any.
+fn known_states(kv: &Kv) -> Vec<u32> {
+    let states = kv.trees.values().flat_map(|tree| tree.states());
+    let mut known: Vec<u32> = states.map(|(_, tokens)| tokens[0]).collect();
+    known.sort_unstable();
+    known
+}
+
+#[test]
+fn cached_states_have_half_of_the_budget_and_the_latest_stay() {
+    let mut kv = Kv::new(100 * 100, Reuse::User);
+    kv.open(RECURRENT, 10);
+    kv.open_states(RECURRENT, 1000);
+    (0..20).for_each(|first| leave(&mut kv, first));
+    assert_eq!(known_states(&kv), [15, 16, 17, 18, 19]);
+    let sums = kv.sums();
+    assert_eq!((sums.states, sums.cached), (States { used: 0, cached: 5, cached_bytes: 5000 }, 20));
+    // Those that sequences hold do not count: nine are held, and one more is cached.
+    let held: Vec<_> = (0..9).map(|_| kv.take_state(RECURRENT, 8)).collect();
+    assert!(held.iter().all(Option::is_some) && kv.sums().states.used == 9);
+    assert!(kv.sums().states.cached <= 1 && kv.used_bytes() <= 10_000);
+}
+
+#[test]
+fn pages_whose_states_are_gone_do_not_fill_the_cache() {
+    let mut kv = Kv::new(20 * 150, Reuse::User);
+    kv.open(RECURRENT, 100);
+    kv.open_states(RECURRENT, 50);
+    for first in 0..200 {
+        leave(&mut kv, first);
+    }
+    // Each prompt takes 150 bytes: those of the last ones are there whole, and a step of the next had room.
+    let known = known_states(&kv);
+    assert!(known.len() >= 18 && known.windows(2).all(|two| two[1] == two[0] + 1), "{known:?}");
+    assert_eq!((known.last(), kv.used_bytes() <= 3000), (Some(&199), true));
 }
 
 #[test]
