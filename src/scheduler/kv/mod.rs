@@ -48,7 +48,7 @@ pub(super) struct Held {
     pub state: Option<u32>,
     /// The one that its next step writes.
     pub spare: Option<u32>,
-    /// Where a step is to end, as other prompts went on differently there.
+    /// Where a step is to end, so that others may go on from the recurrent state there.
     pub split: Option<u32>,
     /// Whole pages that the tree has, and the node of the last one.
     known: usize,

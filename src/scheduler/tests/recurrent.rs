@@ -56,6 +56,64 @@ fn prompts_that_part_share_what_they_begin_with_from_the_third_on() {
     rig.assert_empty_of_states();
 }
 
+/// Sequences that are admitted together.
+fn in_company(rig: &Rig, prompts: &[Vec<u32>], max_tokens: u32) -> Vec<u32> {
+    rig.control.allow(0);
+    let first = rig.ask(&prompt(9, 5), 2);
+    rig.control.wait_held();
+    let asked: Vec<_> = prompts.iter().map(|text| rig.ask(text, max_tokens)).collect();
+    rig.control.release();
+    first.finish();
+    let finish = |(text, asked): (&Vec<u32>, Asked)| {
+        let answer = asked.finish();
+        assert_eq!(answer.ids, expected(text, max_tokens as usize));
+        answer.outcome().reused_tokens
+    };
+    prompts.iter().zip(asked).map(finish).collect()
+}
+
+#[test]
+fn answers_to_one_prompt_share_the_state_after_its_whole_pages() {
+    let rig = rig(1000, 40);
+    let mut reused = in_company(&rig, &vec![prompt(1, 300); 5], 40);
+    reused.sort_unstable();
+    assert_eq!(reused, [0, 288, 288, 288, 288]);
+    // The whole pages once, and the rest by each.
+    assert_eq!(rig.handle().snapshot().counters.prefill_rows, 5 + 288 + 5 * 12);
+    assert_eq!(rig.reuses(&prompt(1, 300), 4), 288, "a later one goes on there too");
+    rig.assert_empty_of_states();
+}
+
+#[test]
+fn a_prompt_that_others_are_told_to_follow_is_computed_once() {
+    let rig = rig(1000, 40);
+    let text = prompt(1, 300);
+    let (mut job, first) = rig.job(&text, 40);
+    job.alike = 2;
+    rig.handle().submit(job).unwrap();
+    assert!(rig.comes(|snapshot| snapshot.counters.steps > 0), "the others come later");
+    let others = [(); 2].map(|()| rig.ask(&text, 40));
+    let reused = [first].into_iter().chain(others).map(|asked| {
+        let answer = asked.finish();
+        assert_eq!(answer.ids, expected(&text, 40));
+        answer.outcome().reused_tokens
+    });
+    assert_eq!(reused.collect::<Vec<_>>(), [0, 288, 288]);
+    rig.assert_empty_of_states();
+}
+
+#[test]
+fn prompts_in_company_share_what_they_begin_with_if_that_spares_enough() {
+    let rig = rig(1000, 40);
+    let begun = |stem: u32, seed: u32| [prompt(1, stem), prompt(seed, 50)].concat();
+    let mut reused = in_company(&rig, &[2, 3, 4].map(|seed| begun(300, seed)), 4);
+    reused.sort_unstable();
+    assert_eq!(reused, [0, 288, 288]);
+    let other = |seed: u32| [prompt(7, 70), prompt(seed, 9)].concat();
+    assert_eq!(in_company(&rig, &[2, 3].map(other), 4), [0, 0], "64 rows cost less than a further step");
+    rig.assert_empty_of_states();
+}
+
 #[test]
 fn a_budget_without_room_for_a_states_pair_is_refused_with_the_numbers() {
     let rig = rig(2, 1);
