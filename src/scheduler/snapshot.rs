@@ -27,7 +27,7 @@ pub struct EngineSnapshot {
     pub states_cached: u64,
     /// Bytes of `kv_cached_bytes` that these take.
     pub states_cached_bytes: u64,
-    /// Bytes of host memory that pages of parked sequences take.
+    /// Bytes of host memory that pages and recurrent states of parked sequences take.
     pub kv_swapped_bytes: u64,
     /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
@@ -86,7 +86,7 @@ pub struct Counters {
     pub sequences_parked: u64,
     /// KV pages of known prefixes that went because others needed their bytes.
     pub kv_pages_evicted: u64,
-    /// KV pages of parked sequences that were copied to host memory.
+    /// KV pages and recurrent states of parked sequences that were copied to host memory.
     pub kv_pages_swapped_out: u64,
     /// Those that were copied back.
     pub kv_pages_swapped_in: u64,

@@ -306,7 +306,7 @@ fn notes<'a>(
     let Counters { kv_pages_swapped_out: out, kv_pages_swapped_in: back, .. } = snapshot.counters;
     let swapped = (out > 0).then(|| {
         let mib = snapshot.kv_swapped_bytes >> 20;
-        ("swapped", format!("{mib} MiB of KV pages in host memory; {out} copied out, {back} back"))
+        ("swapped", format!("{mib} MiB of KV pages and states in host memory; {out} copied out, {back} back"))
     });
     let memory = snapshot.memory;
     let kernel =

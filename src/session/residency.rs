@@ -207,7 +207,7 @@ fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse
     }
 }
 
-/// What the cache has of a model.
+/// How much the cache has of a model.
 fn cached_ext(model: &ModelResidency, coarse: &Coarse) -> Ext {
     let id = model.model.0;
     wire::number_ext([

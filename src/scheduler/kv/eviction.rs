@@ -1,13 +1,32 @@
 //! Decides which cached pages and states go, and drops them.
 //!
 //! Pages and states of a tree go by their last use: neither is of use without the other. If all states went before the first
-//! page, pages whose states are gone would fill the cache one day. If states could have all of it, they would: a state may be as large
-//! as the pages of a thousand tokens, and each request leaves one. So those that only trees have get half of the budget.
+//! page, pages whose states are gone would fill the cache one day. Each request leaves a state, which may be as large as the pages of a
+//! thousand tokens. So those that only trees have get half of the budget: they would take all of it.
 
 use super::pool::{Left, Pool};
 use super::tree::{NodeId, Tree};
-use super::{EvictedPage, Kv, TreeKey, discharge};
+use super::{KV_PAGE_TOKENS, Kv, TreeKey, discharge};
 use crate::model::ModelId;
+
+/// A page or state that a tree has dropped. Its content is there until something else is written to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::scheduler) struct Evicted {
+    pub model: ModelId,
+    /// The user of the tree; `None` for that of all users.
+    pub uid: Option<u32>,
+    pub place: Place,
+    pub bytes: u64,
+    /// The prefix that ends there.
+    pub tokens: Vec<u32>,
+}
+
+/// A page or a recurrent state, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::scheduler) enum Place {
+    Page(u32),
+    State(u32),
+}
 
 /// One thing that a tree drops.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +40,7 @@ enum Oldest {
 /// States that only trees have take at most one part in so many of the budget.
 const STATES_PART: u64 = 2;
 
-/// What may go.
+/// The things that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     All,
@@ -37,10 +56,14 @@ impl Kv {
 
     /// Drops cached states until they have their part of the budget at most.
     pub(super) fn bound_states(&mut self) {
-        let bytes = |pool: &Pool| u64::from(pool.cached()) * pool.page_bytes;
-        while self.states.values().map(bytes).sum::<u64>() > self.budget_bytes / STATES_PART
-            && self.evict_of(What::States, &|_| true).is_some()
-        {}
+        while !self.may_cache_states(0) && self.evict_of(What::States, &|_| true).is_some() {}
+    }
+
+    /// True if states of so many bytes more may be cached.
+    pub(super) fn may_cache_states(&self, bytes: u64) -> bool {
+        let cached = |pool: &Pool| u64::from(pool.cached()) * pool.page_bytes;
+        let all = self.states.values().map(cached).fold(bytes, u64::saturating_add);
+        all <= self.budget_bytes / STATES_PART
     }
 
     fn evict_of(&mut self, what: What, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
@@ -77,6 +100,7 @@ impl Kv {
         let before = self.used_bytes;
         match oldest {
             Oldest::State(node) => {
+                self.list_state(key, node);
                 self.trees.get_mut(&key)?.remove_state(node);
                 self.drop_gone(key);
             }
@@ -98,15 +122,16 @@ impl Kv {
     }
 
     fn forget(&mut self, key: TreeKey, leaf: NodeId) {
+        self.list_state(key, leaf);
         let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&key.0)) else { return };
-        if self.watched
-            && !self.states.contains_key(&key.0)
-            && let Some((tokens, page)) = tree.whole_prefix(leaf)
-        {
-            let (model, uid) = key;
-            self.evicted_pages.push(EvictedPage { model, uid, page, page_bytes: pool.page_bytes, tokens });
-        }
+        let tokens = if self.watched { tree.prefix(leaf) } else { Vec::new() };
         let page = tree.remove(leaf);
+        // To compute the tokens of a page that is not whole is as fast as to copy it, unless a state ends in it.
+        let is_wanted = self.states.contains_key(&key.0) || tokens.len().is_multiple_of(KV_PAGE_TOKENS);
+        if self.watched && is_wanted {
+            let ((model, uid), bytes, place) = (key, pool.page_bytes, Place::Page(page));
+            self.evicted_list.push(Evicted { model, uid, place, bytes, tokens });
+        }
         if let Left::Free(uid) = pool.forget(page) {
             discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
         }
@@ -114,6 +139,18 @@ impl Kv {
         if self.trees.get(&key).is_some_and(Tree::is_empty) {
             self.trees.remove(&key);
         }
+    }
+
+    /// Lists the state of a node that is to go, if it has one that no sequence holds.
+    fn list_state(&mut self, key: TreeKey, node: NodeId) {
+        if !self.watched {
+            return;
+        }
+        let (Some(tree), Some(pool)) = (self.trees.get(&key), self.states.get(&key.0)) else { return };
+        let Some(state) = tree.state_of(node).filter(|state| !pool.is_held(*state)) else { return };
+        let ((model, uid), tokens) = (key, tree.prefix(node));
+        let (bytes, place) = (pool.page_bytes, Place::State(state));
+        self.evicted_list.push(Evicted { model, uid, place, bytes, tokens });
     }
 
     /// Drops the cached pages of a model, or of all; those that sequences read stay. True if any went.

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
+use crate::scheduler::prefixes::kept_page_bytes;
 
 mod eviction;
 mod pool;
@@ -23,6 +24,7 @@ mod tree;
 use pool::{Left, Pool};
 use tree::{Inserted, NodeId, ROOT, Tree};
 
+pub(super) use eviction::{Evicted, Place};
 pub(super) use tree::Known;
 
 /// The users whose prefixes a sequence may take.
@@ -115,28 +117,16 @@ pub(super) struct Kv {
     clock: u64,
     /// Cached pages that went because bytes ran short.
     evicted: u64,
-    /// Whether evicted pages are listed.
+    /// Whether what is evicted is listed.
     watched: bool,
-    evicted_pages: Vec<EvictedPage>,
-}
-
-/// A whole page that a tree has dropped. Its content is there until something else is written to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct EvictedPage {
-    pub model: ModelId,
-    /// The user of the tree; `None` for that of all users.
-    pub uid: Option<u32>,
-    pub page: u32,
-    pub page_bytes: u64,
-    /// The prefix that ends with its tokens.
-    pub tokens: Vec<u32>,
+    evicted_list: Vec<Evicted>,
 }
 
 impl Kv {
     pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
         let (pools, states, trees, charged) = Default::default();
         let room_bytes = u64::MAX;
-        let (evicted, watched, evicted_pages) = Default::default();
+        let (evicted, watched, evicted_list) = Default::default();
         Self {
             budget_bytes,
             room_bytes,
@@ -149,7 +139,7 @@ impl Kv {
             clock: 0,
             evicted,
             watched,
-            evicted_pages,
+            evicted_list,
         }
     }
 
@@ -358,14 +348,18 @@ impl Kv {
         }
     }
 
-    /// The known prefixes of a model by user, at most so many pages in all; those used last before others.
+    /// The known prefixes of a model by user, at most so many pages in all; those used last before others. With recurrent states,
+    /// those that have one: each counts as many pages as have its bytes.
     pub fn known(&self, model: ModelId, most: usize) -> Vec<(Option<u32>, Vec<Known>)> {
-        if self.is_recurrent(model) {
-            return Vec::new(); // pages without states are of no use
-        }
         let trees: Vec<_> = self.trees.iter().filter(|((of, _), _)| *of == model).collect();
         let each = most / trees.len().max(1);
-        trees.into_iter().map(|((_, uid), tree)| (*uid, tree.latest(each))).collect()
+        let page_bytes = kept_page_bytes(self.pools.get(&model).map_or(0, |pool| pool.page_bytes));
+        let of_state = self.states.get(&model).map(|states| states.page_bytes.div_ceil(page_bytes));
+        let latest = |tree: &Tree| match of_state {
+            None => tree.latest(each),
+            Some(pages) => tree.latest_states(each, usize::try_from(pages).unwrap_or(usize::MAX)),
+        };
+        trees.into_iter().map(|((_, uid), tree)| (*uid, latest(tree))).collect()
     }
 
     /// Takes one page into a user's tree that [`Kv::known`] listed once, after the whole pages of `stem`. `fill` writes it.
@@ -498,22 +492,22 @@ impl Kv {
         pools.map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum()
     }
 
-    /// Lists evicted pages from now on, or no longer.
+    /// Lists what is evicted from now on, or no longer.
     pub fn watch_evictions(&mut self, watched: bool) {
         self.watched = watched;
     }
 
-    /// True if evicted pages are listed.
+    /// True if what is evicted is listed.
     pub fn watches_evictions(&self) -> bool {
         self.watched
     }
 
-    /// Takes the list of evicted pages. Their content is to be read before the next step, and before their memory goes.
-    pub fn take_evicted_pages(&mut self) -> Vec<EvictedPage> {
-        std::mem::take(&mut self.evicted_pages)
+    /// Takes the list of evicted pages and states. Their content is to be read before the next step, and before their memory goes.
+    pub fn take_evicted_list(&mut self) -> Vec<Evicted> {
+        std::mem::take(&mut self.evicted_list)
     }
 
-    /// Number of cached pages and states that went because bytes ran short, since the last call.
+    /// Number of cached pages that went because bytes ran short, since the last call.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }

@@ -178,6 +178,7 @@ impl Lives {
             (0..=3, _) => self.begin(),
             (4..=5, Some(at)) => self.end(at),
             (8..=9, Some(at)) => self.draft(at),
+            (6, _) if self.random.below(6) == 0 => self.restart(),
             (6, _) if self.random.below(8) == 0 => {
                 let of = [None, Some(ModelId(1)), Some(ModelId(2)), Some(RECURRENT)]
                     [self.random.below(4) as usize];
@@ -197,6 +198,49 @@ impl Lives {
             _ => {}
         }
         self.check();
+    }
+
+    /// Reads all that trees know, drops it, and writes some of it back.
+    fn restart(&mut self) {
+        let model = [ModelId(1), RECURRENT][self.random.below(2) as usize];
+        let most = 1 + self.random.below(60) as usize;
+        let known = self.kv.known(model, most);
+        let mut kept = Vec::new();
+        for (uid, list) in known {
+            assert!(list.len() <= most, "seed {}", self.seed);
+            let mut prefixes: Vec<Vec<u32>> = Vec::new();
+            for (at, page) in list.iter().enumerate() {
+                let stem = page.after.map_or(Vec::new(), |after| prefixes[after as usize].clone());
+                let (content, whole) = (self.device[&(model, page.page)], [&stem[..], &page.tokens].concat());
+                let state = page.state.map(|state| self.states[&state].clone());
+                assert!(state.as_ref().is_none_or(|state| *state == whole), "seed {}", self.seed);
+                let goes_on = list[at..].iter().any(|other| other.after == Some(at as u32));
+                assert!(model != RECURRENT || state.is_some() || goes_on, "a page before no state");
+                prefixes.push(whole);
+                kept.push((uid, stem, page.tokens.to_vec(), content, state));
+            }
+        }
+        self.kv.drop_cached(Some(model));
+        let part = self.random.below(2 * kept.len() as u64 + 1) as usize;
+        for (uid, stem, tokens, content, state) in kept.into_iter().take(part) {
+            let of = (model, uid.unwrap_or(7));
+            let Self { kv, device, states, .. } = self;
+            let fill = |page| {
+                device.insert((model, page), content);
+                Ok::<_, ()>(())
+            };
+            if kv.adopt(of, &stem, &tokens, fill) == Ok(true)
+                && let Some(state) = state
+            {
+                let whole = [stem, tokens].concat();
+                let fill = |to| {
+                    states.insert(to, state);
+                    Ok::<_, ()>(())
+                };
+                let adopted = kv.adopt_state(of, &whole, fill).unwrap();
+                assert!(!adopted || kv.has(of, &whole) == (true, true), "seed {}", self.seed);
+            }
+        }
     }
 
     /// Counts of holders, of pages and of bytes against those that follow from the sequences.

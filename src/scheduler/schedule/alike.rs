@@ -89,8 +89,8 @@ fn computed<A>(sequence: &Sequence<A>) -> usize {
     sequence.computed as usize
 }
 
-/// Tokens of the whole pages that one's known tokens share with what another one lacks, if that is much of it, and how many
-/// the other one has computed.
+/// Tokens of the whole pages that one's known tokens share with those that another one lacks, if that is much of them. Also
+/// how many tokens the other one has computed.
 fn shared_pages<A>(one: &Sequence<A>, other: &Sequence<A>) -> Option<(usize, usize)> {
     let (lacks, known) = (other.reusable(), computed(other));
     let shared = one.tokens.iter().zip(lacks).take_while(|(a, b)| a == b).count();

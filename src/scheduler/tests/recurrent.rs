@@ -2,6 +2,7 @@
 //! prefix. The fake device checks before each step that a state has the tokens of its sequence.
 
 use super::fake::page_bytes;
+use super::prefixes::shelf;
 use super::states::STATE_BYTES;
 use super::*;
 
@@ -112,6 +113,56 @@ fn prompts_in_company_share_what_they_begin_with_if_that_spares_enough() {
     let other = |seed: u32| [prompt(7, 70), prompt(seed, 9)].concat();
     assert_eq!(in_company(&rig, &[2, 3].map(other), 4), [0, 0], "64 rows cost less than a further step");
     rig.assert_empty_of_states();
+}
+
+#[test]
+fn the_next_engine_goes_on_from_the_states_of_the_last() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (shelf, options) = shelf(10_000, Reuse::User);
+    let mut first = Rig::with(Control::recurrent(), options);
+    let (talk, other) = (prompt(1, 300), [prompt(1, 200), prompt(2, 50)].concat());
+    first.reuses(&talk, 20);
+    assert_eq!(first.reuses(&other, 4), 0);
+    first.engine.take().unwrap().stop();
+    let kept = shelf.kept.lock().unwrap().pop().unwrap();
+    assert_eq!(
+        kept.pages.iter().filter(|page| page.state.is_some()).count(),
+        3,
+        "two ends and where they part"
+    );
+    let second = rig(1000, 40);
+    let restore = |prefixes: Prefixes| {
+        runtime.block_on(second.handle().restore_prefixes(&second.model, 1000, prefixes)).unwrap()
+    };
+    let mut short = kept.clone();
+    short.pages.iter_mut().filter_map(|page| page.state.as_mut()).for_each(|state| state.truncate(9));
+    assert_eq!(restore(short), 0, "states of another length");
+    let pages = kept.pages.len() as u32;
+    assert_eq!(restore(kept), pages);
+    let goes_on = [talk.clone(), expected(&talk, 20), prompt(3, 9)].concat();
+    assert_eq!(second.reuses(&goes_on, 5), 319, "the answer's last token was not computed");
+    assert_eq!(second.reuses(&[prompt(1, 200), prompt(5, 30)].concat(), 5), 192);
+    second.assert_empty_of_states();
+}
+
+#[test]
+fn states_that_are_taken_back_stay_within_half_of_the_budget() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (shelf, options) = shelf(10_000, Reuse::User);
+    let mut first = Rig::with(Control::recurrent(), options);
+    assert_eq!([1, 2, 3, 4, 5].map(|seed| first.reuses(&prompt(seed, 40), 2)), [0; 5]);
+    first.engine.take().unwrap().stop();
+    let kept = shelf.kept.lock().unwrap().pop().unwrap();
+    assert_eq!(kept.pages.len(), 10);
+    let second = Rig::with(
+        Control::recurrent(),
+        EngineOptions { kv_budget_bytes: 7 * STATE_BYTES, ..Default::default() },
+    );
+    let handle = second.handle();
+    let restored = handle.restore_prefixes(&second.model, 1000, kept);
+    assert_eq!(runtime.block_on(restored).unwrap(), 7, "three prompts of two pages, and a page of the next");
+    assert!(second.comes(|snapshot| snapshot.states_cached == 3));
+    second.assert_empty_of_states();
 }
 
 #[test]
