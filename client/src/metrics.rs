@@ -93,8 +93,16 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
         let (drafted, accepted) = (d.drafted_tokens(), d.accepted_tokens());
         vec![("accepted", accepted as f64), ("refused", drafted.saturating_sub(accepted) as f64)]
     });
-    let help = "Bytes of keys and values of known prefixes that no request has.";
+    let help = "Bytes of keys, values and recurrent states of known prefixes that no request has.";
     page.by_kind("kv_cached_bytes", "gauge", help, "", devices, |d| vec![("", d.kv_cached_bytes() as f64)]);
+    let help = "Recurrent states of requests, and of known prefixes that no request has.";
+    page.by_kind("recurrent_states", "gauge", help, "state", devices, |d| {
+        vec![("used", d.states_used() as f64), ("cached", d.states_cached() as f64)]
+    });
+    let help = "Bytes of recurrent states of known prefixes that no request has.";
+    page.by_kind("recurrent_states_cached_bytes", "gauge", help, "", devices, |d| {
+        vec![("", d.states_cached_bytes() as f64)]
+    });
     let help = "Pages of known prefixes that went because others needed their bytes.";
     page.by_kind("kv_pages_evicted_total", "counter", help, "", devices, |d| {
         vec![("", d.kv_pages_evicted() as f64)]

@@ -51,6 +51,14 @@ impl Backend for Closed {
         refuse()
     }
 
+    fn read_state(&mut self, _: ModelSlot, _: u32) -> Result<Vec<u8>, BackendError> {
+        refuse()
+    }
+
+    fn write_state(&mut self, _: ModelSlot, _: u32, _: &[u8]) -> Result<(), BackendError> {
+        refuse()
+    }
+
     fn page_layout(&self) -> &'static str {
         "none"
     }

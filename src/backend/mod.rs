@@ -161,7 +161,19 @@ pub trait Backend: Send {
     /// As [`Backend::copy_page`], and [`BackendError::Batch`] if `bytes` is not as long as a page.
     fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError>;
 
-    /// Names the layout of a KV page. Pages of one program can be exchanged where this name is the same.
+    /// As [`Backend::read_page`], for a recurrent state: [`Backend::recurrent_bytes`] of it.
+    ///
+    /// # Errors
+    /// As [`Backend::read_page`].
+    fn read_state(&mut self, slot: ModelSlot, state: u32) -> Result<Vec<u8>, BackendError>;
+
+    /// As [`Backend::write_page`], for a recurrent state.
+    ///
+    /// # Errors
+    /// As [`Backend::write_page`].
+    fn write_state(&mut self, slot: ModelSlot, state: u32, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Names the layout of a KV page and of a recurrent state. Those of one program can be exchanged where this name is the same.
     fn page_layout(&self) -> &'static str;
 
     /// Frees the memory of these KV pages. Pages never written are ignored.

@@ -14,15 +14,15 @@ pub struct Kv {
     /// Element type.
     #[serde(rename = "type")]
     pub kind: KvType,
-    /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
+    /// Memory for all KV pages and recurrent states in MiB; 0: a quarter of the machine's memory.
     pub budget_mib: u64,
     /// Most of that memory that one uid's running requests may hold, in percent.
     pub percent_per_uid: u32,
     /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
-    /// Most host memory for pages of parked requests of a GPU, in MiB; 0: their tokens are computed again.
+    /// Most host memory for pages and recurrent states of parked requests of a GPU, in MiB; 0: their tokens are computed again.
     pub swap_mib: u64,
-    /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
+    /// Most MiB of keys, values and recurrent states that files keep over restarts and idle times; 0: none are kept.
     pub keep_mib: u64,
     /// Folder of these files; empty: `prefixes` in the service's cache directory.
     pub keep_dir: PathBuf,

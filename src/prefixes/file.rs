@@ -1,11 +1,14 @@
 //! Files of kept prefixes: one holds those of one user and model.
 //!
 //! Little-endian: `RFPREFIX`, version (u32), digest of the model (32 bytes), user (u64, all ones: all users). Then length of
-//! the layout's name (u32), the name, bytes of a page (u64), number of pages (u32). Per page: index of the page that it continues
-//! (u32, all ones: none), number of tokens (u32), the tokens (u32 each), CRC-32 of its content (u32). Then the CRC-32 of all
-//! before (u32): that is the index. Then the content of each page.
+//! the layout's name (u32), the name, and bytes of a page (u64). Then those of a recurrent state (u64, 0: the model has none), and
+//! the number of pages (u32). Each page has the index of the page that it continues (u32, all ones: none), and the number of its
+//! tokens (u32). The tokens follow (u32 each), and the CRC-32 of its content (u32). Then 1 if the state after its tokens is there,
+//! else 0 (u32), and the CRC-32 of that (u32). The CRC-32 of all before (u32) ends the index. Then comes the content of each page,
+//! and each state that is there.
 //!
-//! A prompt needs the index, and the pages that it begins with. Each is checked when it is read.
+//! A prompt needs the index, and the pages that it begins with. Each is checked when it is read. A model with recurrent states goes
+//! on behind a state alone, so its prompts need the pages up to one, and that one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +24,7 @@ use crate::scheduler::{PrefixPage, Prefixes};
 
 const MAGIC: &[u8; 8] = b"RFPREFIX";
 /// Changes with the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// No page, or no user.
 const NONE: u32 = u32::MAX;
 const LAYOUT_BYTES_MAX: usize = 64;
@@ -30,8 +33,8 @@ const SHARED_LEAST: usize = KV_PAGE_TOKENS / 4;
 
 /// Most bytes of a file without its pages.
 pub(super) const HEADER_BYTES_MAX: u64 = 128 + LAYOUT_BYTES_MAX as u64;
-/// Most bytes of a page in a file, beside its content.
-pub(super) const PAGE_BYTES_BESIDE: u64 = 12 + 4 * KV_PAGE_TOKENS as u64;
+/// Most bytes of a page in a file, beside its content and its state's.
+pub(super) const PAGE_BYTES_BESIDE: u64 = 20 + 4 * KV_PAGE_TOKENS as u64;
 
 /// Digest of a model's files, and of all else that its keys and values depend on.
 pub(super) type Digest = [u8; 32];
@@ -41,6 +44,15 @@ pub(super) type Digest = [u8; 32];
 struct Entry {
     after: Option<u32>,
     tokens: Vec<u32>,
+    crc: u32,
+    state: Option<EntryState>,
+}
+
+/// The state after a page's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EntryState {
+    /// Its place among the states of the file.
+    number: u32,
     crc: u32,
 }
 
@@ -52,6 +64,8 @@ type Place = (Option<u32>, Vec<u32>);
 pub(super) struct Index {
     layout: String,
     page_bytes: u64,
+    /// Bytes of a recurrent state; 0 if the model has none.
+    state_bytes: u64,
     pages: Vec<Entry>,
     places: BTreeMap<Place, u32>,
 }
@@ -63,20 +77,46 @@ impl Index {
     }
 
     /// The pages that hold the longest known prefix of `tokens`, in order of position. The last may have other tokens after
-    /// some.
+    /// some. With recurrent states, the last one has a state after its tokens.
     pub fn path(&self, tokens: &[u32]) -> Vec<u32> {
         let mut path: Vec<u32> = Vec::new();
         for page in tokens.chunks(KV_PAGE_TOKENS) {
             let place: Place = (path.last().copied(), page.to_vec());
             match self.places.get(&place) {
                 Some(next) if page.len() == KV_PAGE_TOKENS => path.push(*next),
+                _ if self.state_bytes > 0 => {
+                    path.extend(self.whole_beginning(&place));
+                    break;
+                }
                 _ => {
                     path.extend(self.partly(&place));
                     break;
                 }
             }
         }
+        while self.state_bytes > 0 && path.last().is_some_and(|last| !self.has_state(*last)) {
+            path.pop();
+        }
         path
+    }
+
+    /// Pages of a path whose return tells that all of it was given back. With recurrent states that is the last one: its state
+    /// is given back, and no other.
+    pub fn telling<'a>(&self, path: &'a [u32]) -> &'a [u32] {
+        let all_but_last = if self.state_bytes > 0 { path.len().saturating_sub(1) } else { 0 };
+        path.get(all_but_last..).unwrap_or_default()
+    }
+
+    /// Whether a page's state is in the file.
+    pub fn has_state(&self, page: u32) -> bool {
+        self.pages.get(page as usize).is_some_and(|page| page.state.is_some())
+    }
+
+    /// The page at a place all of whose tokens are the first ones of those asked for. It is before them in the order.
+    fn whole_beginning(&self, place: &Place) -> Option<u32> {
+        let ((of, tokens), page) =
+            self.places.range((Bound::Unbounded, Bound::Included(place))).next_back()?;
+        (*of == place.0 && place.1.starts_with(tokens)).then_some(*page)
     }
 
     /// The page at a place whose tokens share enough with those asked for: a neighbour in their order.
@@ -145,8 +185,10 @@ impl Reader {
         if from.array::<32>()? != *digest || from.wide()? != user(uid) {
             return Err(FileError::Other);
         }
-        let (layout, page_bytes, count) = (from.text(LAYOUT_BYTES_MAX)?, from.wide()?, from.number()?);
-        let mut index = Index { layout, page_bytes, pages: Vec::new(), places: BTreeMap::new() };
+        let (layout, page_bytes) = (from.text(LAYOUT_BYTES_MAX)?, from.wide()?);
+        let (state_bytes, count) = (from.wide()?, from.number()?);
+        let mut index = Index { layout, page_bytes, state_bytes, pages: Vec::new(), places: BTreeMap::new() };
+        let mut states = 0;
         for at in 0..count {
             let after = Some(from.number()?).filter(|after| *after != NONE);
             let tokens = from.number()? as usize;
@@ -155,12 +197,20 @@ impl Reader {
             }
             let tokens = (0..tokens).map(|_| from.number()).collect::<Result<Vec<u32>, _>>()?;
             index.places.insert((after, tokens.clone()), at);
-            index.pages.push(Entry { after, tokens, crc: from.number()? });
+            let crc = from.number()?;
+            let state = match (from.number()?, from.number()?) {
+                (0, 0) => None,
+                (1, crc) if state_bytes > 0 => Some(EntryState { number: states, crc }),
+                _ => return Err(FileError::Damaged("a page has a state that its model has not")),
+            };
+            states += u32::from(state.is_some());
+            index.pages.push(Entry { after, tokens, crc, state });
         }
         from.check()?;
         let (file, left) = from.rest();
-        if page_bytes.checked_mul(count.into()) != Some(left) {
-            return Err(FileError::Damaged("its pages have another length"));
+        let (pages, states) = (page_bytes.checked_mul(count.into()), state_bytes.checked_mul(states.into()));
+        if pages.zip(states).and_then(|(pages, states)| pages.checked_add(states)) != Some(left) {
+            return Err(FileError::Damaged("its pages and states have another length"));
         }
         let identity = identity(&file)?;
         let known = Known { identity, start: identity.2.saturating_sub(left), index: Arc::new(index) };
@@ -178,7 +228,11 @@ impl Reader {
             if crc32fast::hash(&bytes) != entry.crc {
                 return Err(FileError::Damaged("the checksum of a page is another"));
             }
-            Ok(PrefixPage { after: at.checked_sub(1), tokens: entry.tokens.clone(), bytes })
+            let (after, tokens) = (at.checked_sub(1), entry.tokens.clone());
+            // Those before the last are of no use to this prompt.
+            let state = entry.state.filter(|_| path.last() == Some(page));
+            let state = state.map(|state| self.checked_state(state)).transpose()?;
+            Ok(PrefixPage { after, tokens, bytes, state })
         };
         let pages = (0..).zip(path).map(page).collect::<Result<_, FileError>>()?;
         Ok(Prefixes { uid, layout: self.known.index.layout.clone(), pages })
@@ -192,18 +246,43 @@ impl Reader {
     fn content(&self, page: u32) -> Result<Vec<u8>, FileError> {
         // No overflow: all pages together are within the file's length.
         let Known { start, index, .. } = &self.known;
-        let at = start + u64::from(page) * index.page_bytes;
-        let mut bytes = vec![0; usize::try_from(index.page_bytes).unwrap_or(usize::MAX)];
-        self.file.read_exact_at(&mut bytes, at)?;
+        self.read(start + u64::from(page) * index.page_bytes, index.page_bytes)
+    }
+
+    /// A state's content, unchecked.
+    fn state(&self, state: EntryState) -> Result<Vec<u8>, FileError> {
+        let Known { start, index, .. } = &self.known;
+        let first = start + index.pages.len() as u64 * index.page_bytes;
+        self.read(first + u64::from(state.number) * index.state_bytes, index.state_bytes)
+    }
+
+    fn checked_state(&self, state: EntryState) -> Result<Vec<u8>, FileError> {
+        let bytes = self.state(state)?;
+        if crc32fast::hash(&bytes) != state.crc {
+            return Err(FileError::Damaged("the checksum of a state is another"));
+        }
         Ok(bytes)
+    }
+
+    fn read(&self, at: u64, bytes: u64) -> Result<Vec<u8>, FileError> {
+        let mut content = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+        self.file.read_exact_at(&mut content, at)?;
+        Ok(content)
     }
 }
 
 /// Where the content of a page to write is.
 #[derive(Clone, Copy, Debug)]
 enum Source<'a> {
-    New(&'a PrefixPage),
+    New(&'a [u8]),
     Old(u32),
+}
+
+/// Where the content of a state to write is.
+#[derive(Clone, Copy, Debug)]
+enum StateSource<'a> {
+    New(&'a [u8]),
+    Old(EntryState),
 }
 
 /// A page to write.
@@ -212,10 +291,13 @@ struct Line<'a> {
     tokens: &'a [u32],
     crc: u32,
     source: Source<'a>,
+    /// The checksum of the state after its tokens, and where that is.
+    state: Option<(u32, StateSource<'a>)>,
 }
 
 /// Writes a file that its owner alone may read; see [`summed::create`]. Beside `prefixes` it gets those pages of an older
-/// file that are not among them, as many as have room in so many bytes. Their content is copied unchecked, with its checksum.
+/// file that are not among them, and its states, as far as so many bytes go. Their content is copied unchecked, with its
+/// checksum.
 ///
 /// # Errors
 /// [`io::Error`].
@@ -226,28 +308,40 @@ pub(super) fn write(
     old: Option<(&Reader, u64)>,
 ) -> io::Result<u64> {
     let page_bytes = prefixes.pages.first().map_or(0, |page| page.bytes.len() as u64);
-    let old = old.filter(|(old, _)| {
-        (&old.known.index.layout, old.known.index.page_bytes) == (&prefixes.layout, page_bytes)
+    let states = prefixes.pages.iter().filter_map(|page| page.state.as_ref());
+    let state_bytes = states.map(|state| state.len() as u64).next().unwrap_or(0);
+    let old = old.filter(|(Reader { known: Known { index, .. }, .. }, _)| {
+        (&index.layout, index.page_bytes, index.state_bytes) == (&prefixes.layout, page_bytes, state_bytes)
     });
     let mut lines: Vec<Line<'_>> = prefixes.pages.iter().map(Line::of).collect();
     if let Some((old, room)) = old {
-        add_old(&mut lines, &old.known.index, room / page_bytes.saturating_add(PAGE_BYTES_BESIDE));
+        add_old(&mut lines, &old.known.index, room);
     }
     summed::create(path, MAGIC, VERSION, |out| {
         out.put(digest)?;
         out.wide(user(prefixes.uid))?;
         out.text(&prefixes.layout)?;
         out.wide(page_bytes)?;
+        out.wide(state_bytes)?;
         out.count(lines.len())?;
         lines.iter().try_for_each(|line| line.write(out))?;
         out.sum()?;
         for line in &lines {
             match (line.source, old) {
-                (Source::New(page), _) => out.put(&page.bytes)?,
+                (Source::New(bytes), _) => out.put(bytes)?,
                 (Source::Old(page), Some((old, _))) => {
                     out.put(&old.content(page).map_err(io::Error::other)?)?
                 }
                 (Source::Old(_), None) => {} // there are none
+            }
+        }
+        for (_, source) in lines.iter().filter_map(|line| line.state) {
+            match (source, old) {
+                (StateSource::New(bytes), _) => out.put(bytes)?,
+                (StateSource::Old(state), Some((old, _))) => {
+                    out.put(&old.state(state).map_err(io::Error::other)?)?
+                }
+                (StateSource::Old(_), None) => {} // there are none
             }
         }
         Ok(())
@@ -257,20 +351,25 @@ pub(super) fn write(
 impl<'a> Line<'a> {
     fn of(page: &'a PrefixPage) -> Self {
         let (tokens, crc) = (page.tokens.as_slice(), crc32fast::hash(&page.bytes));
-        Self { after: page.after, tokens, crc, source: Source::New(page) }
+        let state = page.state.as_deref();
+        let state = state.map(|bytes| (crc32fast::hash(bytes), StateSource::New(bytes)));
+        Self { after: page.after, tokens, crc, source: Source::New(&page.bytes), state }
     }
 
     fn write(&self, out: &mut Out) -> io::Result<()> {
         out.number(self.after.unwrap_or(NONE))?;
         out.count(self.tokens.len())?;
         self.tokens.iter().try_for_each(|token| out.number(*token))?;
-        out.number(self.crc)
+        out.number(self.crc)?;
+        out.number(u32::from(self.state.is_some()))?;
+        out.number(self.state.map_or(0, |(crc, _)| crc))
     }
 }
 
-/// Adds at most so many pages of an older file that none of `lines` has, each after the one that it continues.
-fn add_old<'a>(lines: &mut Vec<Line<'a>>, old: &'a Index, most: u64) {
-    let most = lines.len().saturating_add(usize::try_from(most).unwrap_or(usize::MAX));
+/// Adds pages of an older file that none of `lines` has, each after the one that it continues, and states that these lack. They
+/// have so many bytes at most.
+fn add_old<'a>(lines: &mut Vec<Line<'a>>, old: &'a Index, mut room: u64) {
+    let page_bytes = old.page_bytes.saturating_add(PAGE_BYTES_BESIDE);
     let mut places: BTreeMap<(Option<u32>, &[u32]), u32> =
         (0..).zip(lines.iter()).map(|(at, line)| ((line.after, line.tokens), at)).collect();
     // The places of the old pages among all.
@@ -285,16 +384,28 @@ fn add_old<'a>(lines: &mut Vec<Line<'a>>, old: &'a Index, most: u64) {
         // One with the same tokens, and perhaps more, is next to it in the order.
         let next = places.range(place..).next();
         let there = next.filter(|((of, tokens), _)| *of == after && tokens.starts_with(place.1));
-        moved.push(match there {
+        let there = match there {
             Some((_, there)) => Some(*there),
-            None if lines.len() < most => {
+            None if page_bytes <= room => {
+                room -= page_bytes;
                 let number = lines.len() as u32;
-                lines.push(Line { after, tokens: place.1, crc: entry.crc, source: Source::Old(at) });
+                let (tokens, source) = (place.1, Source::Old(at));
+                lines.push(Line { after, tokens, crc: entry.crc, source, state: None });
                 places.insert(place, number);
                 Some(number)
             }
             None => None,
-        });
+        };
+        moved.push(there);
+        let line = there.and_then(|there| lines.get_mut(there as usize));
+        if let (Some(line), Some(state)) = (line, entry.state)
+            && line.state.is_none()
+            && line.tokens.len() == entry.tokens.len()
+            && old.state_bytes <= room
+        {
+            room -= old.state_bytes;
+            line.state = Some((state.crc, StateSource::Old(state)));
+        }
     }
 }
 
@@ -303,128 +414,4 @@ fn user(uid: Option<u32>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::super::summed::tests::assert_every_byte_counts;
-    use super::*;
-
-    fn page(after: Option<u32>, tokens: u32, byte: u32) -> PrefixPage {
-        PrefixPage { after, tokens: (byte..byte + tokens).collect(), bytes: vec![byte as u8; 24] }
-    }
-
-    fn of(pages: Vec<PrefixPage>) -> Prefixes {
-        Prefixes { uid: Some(1000), layout: "cpu f16".to_owned(), pages }
-    }
-
-    fn prefixes() -> Prefixes {
-        of(vec![page(None, 32, 1), page(Some(0), 32, 2), page(Some(1), 5, 3), page(Some(0), 9, 4)])
-    }
-
-    /// Each path to a page without one after it, read whole.
-    fn read_all(path: &Path, digest: &Digest, uid: Option<u32>) -> Result<Vec<Prefixes>, FileError> {
-        let reader = Reader::open(path, digest, uid)?;
-        let ends = |at: &u32| reader.known.index.pages.iter().all(|page| page.after != Some(*at));
-        let path_to = |end: u32| {
-            let mut path = vec![end];
-            while let Some(before) = reader.known.index.pages[path[0] as usize].after {
-                path.insert(0, before);
-            }
-            path
-        };
-        let ends = (0..reader.known.index.len() as u32).filter(ends);
-        ends.map(|end| reader.prefixes(&path_to(end), uid)).collect()
-    }
-
-    fn written() -> (tempfile::TempDir, std::path::PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.prefixes");
-        write(&path, &[7; 32], &prefixes(), None).unwrap();
-        (dir, path)
-    }
-
-    #[test]
-    fn a_file_is_read_as_it_was_written_and_by_its_owner_alone() {
-        use std::os::unix::fs::PermissionsExt;
-        let (dir, path) = written();
-        let metadata = fs::metadata(&path).unwrap();
-        let bytes = 8 + 4 + 32 + 8 + 4 + 7 + 8 + 4 + 4 * 12 + 4 * (32 + 32 + 5 + 9) + 4 + 4 * 24;
-        assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (bytes, 0o600));
-        let all = prefixes().pages;
-        let chain = |pages: &[usize]| {
-            let chained = (0u32..).zip(pages);
-            of(chained.map(|(at, of)| PrefixPage { after: at.checked_sub(1), ..all[*of].clone() }).collect())
-        };
-        let read = read_all(&path, &[7; 32], Some(1000)).unwrap();
-        assert_eq!(read, [chain(&[0, 1, 2]), chain(&[0, 3])]);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "no part is left");
-        assert!(matches!(read_all(&path, &[8; 32], Some(1000)), Err(FileError::Other)));
-        assert!(matches!(read_all(&path, &[7; 32], Some(1001)), Err(FileError::Other)));
-        assert!(matches!(read_all(&path, &[7; 32], None), Err(FileError::Other)));
-    }
-
-    #[test]
-    fn with_any_byte_changed_or_missing_nothing_is_used() {
-        let (_dir, path) = written();
-        assert_every_byte_counts(&path, || read_all(&path, &[7; 32], Some(1000)).is_err());
-    }
-
-    #[test]
-    fn a_prompt_needs_its_own_pages_alone() {
-        let (_dir, path) = written();
-        let index = Reader::open(&path, &[7; 32], Some(1000)).unwrap().known.index;
-        let tokens = |pages: &[(u32, u32)]| -> Vec<u32> {
-            pages.iter().flat_map(|(from, count)| *from..from + count).collect()
-        };
-        let cases = [
-            (tokens(&[(1, 32), (2, 32), (3, 5)]), vec![0, 1, 2]),
-            (tokens(&[(1, 32), (2, 32), (3, 5), (90, 40)]), vec![0, 1]), // 5 tokens are too few for a page
-            (tokens(&[(1, 32), (4, 9), (90, 40)]), vec![0, 3]),
-            (tokens(&[(1, 32), (4, 6)]), vec![0, 3]),
-            (tokens(&[(1, 32), (2, 9)]), vec![0, 1]),
-            (tokens(&[(1, 32), (90, 40)]), vec![0]),
-            (tokens(&[(1, 9)]), vec![0]),
-            (tokens(&[(1, 3), (90, 40)]), vec![]),
-            (tokens(&[(2, 32)]), vec![]),
-            (vec![], vec![]),
-        ];
-        for (tokens, pages) in cases {
-            assert_eq!(index.path(&tokens), pages, "{tokens:?}");
-        }
-        // Others may be damaged: they are not looked at.
-        let mut bytes = fs::read(&path).unwrap();
-        let contents = bytes.len() - 4 * 24;
-        bytes[contents + 24..contents + 3 * 24].fill(0);
-        fs::write(&path, &bytes).unwrap();
-        let reader = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
-        assert_eq!(reader.prefixes(&[0, 3], Some(1000)).unwrap().pages[1].bytes, prefixes().pages[3].bytes);
-        assert!(matches!(reader.prefixes(&[0, 1], Some(1000)), Err(FileError::Damaged(_))));
-    }
-
-    #[test]
-    fn pages_of_an_older_file_stay_beside_new_ones_as_far_as_they_have_room() {
-        let newer = of(vec![page(None, 32, 1), page(Some(0), 32, 7), page(Some(0), 12, 4)]);
-        type Pages<'a> = &'a [(Option<u32>, u32)];
-        let wanted: [(u64, Pages<'_>); 3] = [
-            (u64::MAX, &[(None, 1), (Some(0), 7), (Some(0), 4), (Some(0), 2), (Some(3), 3)]),
-            (24 + PAGE_BYTES_BESIDE, &[(None, 1), (Some(0), 7), (Some(0), 4), (Some(0), 2)]),
-            (9, &[(None, 1), (Some(0), 7), (Some(0), 4)]),
-        ];
-        for (room, pages) in wanted {
-            let (_dir, path) = written();
-            let old = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
-            write(&path, &[7; 32], &newer, Some((&old, room))).unwrap();
-            let all = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
-            let found: Vec<_> =
-                all.known.index.pages.iter().map(|page| (page.after, page.tokens[0])).collect();
-            assert_eq!(found, pages, "{room}");
-            read_all(&path, &[7; 32], Some(1000)).unwrap();
-        }
-        // Not those of another layout.
-        let (_dir, path) = written();
-        let old = Reader::open(&path, &[7; 32], Some(1000)).unwrap();
-        let other = Prefixes { layout: "gpu".to_owned(), ..newer };
-        write(&path, &[7; 32], &other, Some((&old, u64::MAX))).unwrap();
-        assert_eq!(Reader::open(&path, &[7; 32], Some(1000)).unwrap().known.index.len(), 3);
-    }
-}
+mod tests;

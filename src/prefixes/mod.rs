@@ -1,4 +1,4 @@
-//! Keeps prefixes across restarts and idle times: keys and values of prompts, in files.
+//! Keeps prefixes across restarts and idle times: keys, values and recurrent states of prompts, in files.
 //!
 //! The engine hands over the known prefixes of a KV pool before the pool closes; a thread writes them. Before a request of that
 //! user and model, the session reads the pages that the prompt begins with, and gives them to the engine. A file goes when all
@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 use crate::backend::KV_PAGE_TOKENS;
 use crate::lock::{Mutex, Rank};
 use crate::model::Model;
-use crate::scheduler::{PrefixKeeper, Prefixes, Reuse};
+use crate::scheduler::{PrefixKeeper, PrefixPage, Prefixes, Reuse};
 
 mod file;
 pub mod sessions;
@@ -155,7 +155,10 @@ impl PrefixStore {
         if kept.refused_until.is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        let has = |of: &Opened| of.known.index.path(prompt).iter().any(|page| !of.given.contains(page));
+        let has = |Opened { known, given }: &Opened| {
+            let path = known.index.path(prompt);
+            known.index.telling(&path).iter().any(|page| !given.contains(page))
+        };
         kept.opened.as_ref().is_none_or(has)
     }
 
@@ -202,7 +205,9 @@ impl PrefixStore {
         let Some(kept) = files.get_mut(key).filter(|kept| kept.number == *number) else { return };
         let Some(opened) = &mut kept.opened else { return };
         let taken = (taken as usize).min(places.len());
-        opened.given.extend(&places[..taken]);
+        // A state before the last one was not offered: it may be to another prompt.
+        let whole = |page: &&u32| !opened.known.index.has_state(**page) || places.last() == Some(*page);
+        opened.given.extend(places[..taken].iter().filter(whole));
         let all = opened.given.len() == opened.known.index.len();
         kept.refused_until = (taken < places.len()).then(|| Instant::now() + REFUSED);
         drop(files);
@@ -336,8 +341,11 @@ impl PrefixKeeper for PrefixStore {
 
 /// Bytes of a file, at most.
 fn bytes_of(prefixes: &Prefixes) -> u64 {
-    let pages = prefixes.pages.iter().map(|page| page.bytes.len() as u64 + file::PAGE_BYTES_BESIDE);
-    pages.sum::<u64>() + file::HEADER_BYTES_MAX
+    let of_page = |page: &PrefixPage| {
+        let state = page.state.as_ref().map_or(0, Vec::len);
+        page.bytes.len() as u64 + state as u64 + file::PAGE_BYTES_BESIDE
+    };
+    prefixes.pages.iter().map(of_page).sum::<u64>() + file::HEADER_BYTES_MAX
 }
 
 /// Digest of the identities of a model's files. The device number is left out: it may change with a restart of the machine.

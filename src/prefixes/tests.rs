@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::scheduler::PrefixPage;
 
 fn model(path: &Path) -> Arc<Model> {
     let file = fs::File::open(path).unwrap();
@@ -17,6 +16,7 @@ fn prefixes(uid: Option<u32>, pages: u32, token: u32) -> Prefixes {
         after: i.checked_sub(1),
         tokens: vec![token; KV_PAGE_TOKENS],
         bytes: vec![i as u8; 1000],
+        state: None,
     };
     Prefixes { uid, layout: "cpu f16".to_owned(), pages: (0..pages).map(page).collect() }
 }
@@ -63,6 +63,31 @@ fn pages_without_room_stay_in_the_file_and_its_index_is_read_once() {
     assert_eq!(store.sums().0, 1);
     store.given(&again, 3);
     assert_eq!((store.sums().0, store.read(key, &prompt).map(|_| ())), (0, None));
+}
+
+#[test]
+fn each_prompt_gets_the_last_state_that_it_begins_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    let mut of = prefixes(Some(1000), 4, 7);
+    for (page, state) in [(1, 11), (3, 13)] {
+        of.pages[page].state = Some(vec![state; 50]);
+    }
+    let all_bytes = 4 * 1000 + 2 * 50;
+    store.keep(&model, of);
+    store.finish();
+    assert!(store.sums().1 > all_bytes && store.sums().1 < all_bytes + 1000, "{:?}", store.sums());
+    let (key, long) = (store.key(1000, &model), vec![7; 4 * KV_PAGE_TOKENS]);
+    let short = &long[..3 * KV_PAGE_TOKENS];
+    let states = |prefixes: Prefixes| {
+        prefixes.pages.into_iter().filter_map(|page| page.state).map(|state| state[0]).collect::<Vec<_>>()
+    };
+    assert_eq!(take(&store, key, &long).map(states), Some(vec![13]));
+    assert!(!store.has(&key, &long) && store.has(&key, short), "a state before is for another prompt");
+    let again = take(&store, key, short).unwrap();
+    assert_eq!((again.pages.len(), states(again)), (2, vec![11]));
+    assert_eq!(store.sums(), (0, 0), "all of it was given back");
 }
 
 #[test]

@@ -157,6 +157,8 @@ pub struct Job {
     /// Most tokens that a step may draft, each found in the sequence's own text; 0 for none. They do not change the answer. With
     /// mirostat there are none.
     pub drafts: u32,
+    /// So many jobs with the same prompt follow at once.
+    pub alike: u32,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// Limits of the choice of tokens.

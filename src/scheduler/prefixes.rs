@@ -10,7 +10,7 @@ use super::core::orders::Order;
 use super::device::Device;
 use super::handle::EngineHandle;
 use super::schedule::Schedule;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, KV_PAGE_TOKENS};
 use crate::model::{Model, ModelId};
 
 /// The known prefixes of one user and model, with their keys and values.
@@ -18,7 +18,7 @@ use crate::model::{Model, ModelId};
 pub struct Prefixes {
     /// The user; `None` where all users share prefixes.
     pub uid: Option<u32>,
-    /// Layout of the pages' bytes: only a device with the same one can take them.
+    /// Layout of the pages' and states' bytes: only a device with the same one can take them.
     pub layout: String,
     /// Each page comes after the one that it continues.
     pub pages: Vec<PrefixPage>,
@@ -33,6 +33,8 @@ pub struct PrefixPage {
     pub tokens: Vec<u32>,
     /// Content as the device had it.
     pub bytes: Vec<u8>,
+    /// The recurrent state after its tokens, of those prefixes of a recurrent model that end here.
+    pub state: Option<Vec<u8>>,
 }
 
 /// Keeps prefixes whose pool closes. The engine's thread calls it, so it must not block.
@@ -61,7 +63,7 @@ impl Device {
         let Some(slot) = hosted.slot else { return };
         let model = Arc::clone(&hosted.model);
         let page_bytes = self.backend.kv_page_bytes()(&model.plan.program);
-        let most = keeper.room(page_bytes).min(bytes_max / page_bytes.max(1));
+        let most = keeper.room(page_bytes).min(bytes_max / kept_page_bytes(page_bytes));
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         if model.files.check_poison().and_then(|()| model.files.check_unchanged()).is_err() {
             return;
@@ -69,7 +71,8 @@ impl Device {
         for (uid, known) in schedule.kv().known(id, most) {
             let read = known.into_iter().map(|page| {
                 let bytes = self.backend.read_page(slot, page.page)?;
-                Ok(PrefixPage { after: page.after, tokens: page.tokens.to_vec(), bytes })
+                let state = page.state.map(|state| self.backend.read_state(slot, state)).transpose()?;
+                Ok(PrefixPage { after: page.after, tokens: page.tokens.to_vec(), bytes, state })
             });
             match read.collect::<Result<Vec<_>, BackendError>>() {
                 Ok(pages) if pages.is_empty() => {}
@@ -83,6 +86,11 @@ impl Device {
             }
         }
     }
+}
+
+/// Least bytes that a page takes where it is kept: a model without attention has pages of tokens alone.
+pub(super) fn kept_page_bytes(page_bytes: u64) -> u64 {
+    page_bytes.saturating_add(4 * KV_PAGE_TOKENS as u64)
 }
 
 /// Most bytes that are read from a device while it serves: others wait for some 50 ms.

@@ -22,6 +22,7 @@ use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 
 mod admission;
+mod alike;
 mod compose;
 mod drafts;
 mod pages;

@@ -54,6 +54,8 @@ pub(super) struct Request {
     pub embeds: Option<Pooling>,
     /// Most drafted tokens at once; 0 for none.
     pub drafts: u32,
+    /// So many requests with the same prompt follow.
+    pub alike: u32,
     /// The model is an encoder: a step takes all rows of the prompt, and nothing of it is known from others.
     pub whole: bool,
 }
@@ -339,6 +341,7 @@ impl Sequence {
             embeds: job.embedding.as_ref().map(|pooler| pooler.pooling),
             // The cut of mirostat follows from the surprise of the token before. A recurrent state has a refused token in it.
             drafts: if job.steering.mirostat.is_some() || state_bytes > 0 { 0 } else { job.drafts },
+            alike: job.alike,
             whole: job.model.plan.program.encoder().is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));

@@ -21,7 +21,13 @@ pub struct EngineSnapshot {
     pub kv_pages_cached: u64,
     /// Bytes of `kv_budget_bytes` that these take.
     pub kv_cached_bytes: u64,
-    /// Bytes of host memory that pages of parked sequences take.
+    /// Recurrent states of live sequences.
+    pub states_used: u64,
+    /// Those of known prefixes that no live sequence has.
+    pub states_cached: u64,
+    /// Bytes of `kv_cached_bytes` that these take.
+    pub states_cached_bytes: u64,
+    /// Bytes of host memory that pages and recurrent states of parked sequences take.
     pub kv_swapped_bytes: u64,
     /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
@@ -80,7 +86,7 @@ pub struct Counters {
     pub sequences_parked: u64,
     /// KV pages of known prefixes that went because others needed their bytes.
     pub kv_pages_evicted: u64,
-    /// KV pages of parked sequences that were copied to host memory.
+    /// KV pages and recurrent states of parked sequences that were copied to host memory.
     pub kv_pages_swapped_out: u64,
     /// Those that were copied back.
     pub kv_pages_swapped_in: u64,
@@ -113,8 +119,12 @@ pub struct ModelResidency {
     pub weight_bytes: u64,
     /// Device bytes of its KV pages.
     pub kv_bytes: u64,
-    /// Bytes of KV pages of known prefixes that no live sequence has.
+    /// Bytes of KV pages and recurrent states of known prefixes that no live sequence has.
     pub kv_cached_bytes: u64,
+    /// Number of these states.
+    pub states_cached: u64,
+    /// Their bytes.
+    pub states_cached_bytes: u64,
     /// Device bytes of its activations.
     pub scratch_bytes: u64,
     /// Rules in force for its weights.
@@ -211,6 +221,8 @@ pub struct SequenceSnapshot {
     pub max_tokens: u32,
     /// KV pages in use.
     pub kv_pages: u32,
+    /// Recurrent states in use.
+    pub states: u32,
     /// Device time charged for it.
     pub device_time: Duration,
     /// When it arrived.

@@ -17,6 +17,8 @@ use crate::scheduler::SequenceState;
 const ROWS_STEP: u64 = 1024;
 /// Steps of bytes of KV pages.
 const BYTES_STEP: u64 = 64 << 20;
+/// Steps of recurrent states that only the cache has.
+const STATES_STEP: u64 = 64;
 /// Steps of open connections.
 const CONNECTIONS_STEP: u64 = 64;
 /// Steps of counted tensors: a step of a model uses hundreds.
@@ -49,6 +51,8 @@ pub(super) enum Count {
     FileBytes,
     KvBytes,
     KvCachedBytes,
+    StatesCached,
+    StatesCachedBytes,
     ReusedTokens,
     DraftedTokens,
     AcceptedTokens,
@@ -74,8 +78,12 @@ pub(super) enum Count {
     CachedBytes(u64),
     /// KV bytes of the model with that number.
     ModelBytes(u64),
-    /// Bytes of that model's cached KV pages.
+    /// Bytes of that model's cached KV pages and recurrent states.
     ModelCachedBytes(u64),
+    /// Number of that model's cached recurrent states.
+    ModelStatesCached(u64),
+    /// Their bytes.
+    ModelStatesCachedBytes(u64),
 }
 
 impl Count {
@@ -100,10 +108,12 @@ impl Count {
             Self::UploadRate => RATE_STEP,
             Self::TensorHits | Self::TensorsLoaded => TENSORS_STEP,
             Self::Connections => CONNECTIONS_STEP,
+            Self::StatesCached | Self::ModelStatesCached(_) => STATES_STEP,
             Self::AnonBytes
             | Self::FileBytes
             | Self::KvBytes
             | Self::KvCachedBytes
+            | Self::StatesCachedBytes
             | Self::TakenBytes
             | Self::AvailableBytes
             | Self::FreeBytes
@@ -116,12 +126,13 @@ impl Count {
             | Self::ResidentBytes(_)
             | Self::CachedBytes(_)
             | Self::ModelBytes(_)
-            | Self::ModelCachedBytes(_) => BYTES_STEP,
+            | Self::ModelCachedBytes(_)
+            | Self::ModelStatesCachedBytes(_) => BYTES_STEP,
         }
     }
 
     fn goes_down(self) -> bool {
-        [BYTES_STEP, CONNECTIONS_STEP, RATE_STEP].contains(&self.step())
+        [BYTES_STEP, STATES_STEP, CONNECTIONS_STEP, RATE_STEP].contains(&self.step())
     }
 }
 
@@ -138,6 +149,7 @@ pub(super) struct Coarse {
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
     pages: u32,
+    states: u32,
     running: u32,
     queued: u32,
 }
@@ -145,7 +157,8 @@ struct Own {
 impl Coarse {
     /// Exact counts.
     #[cfg(test)]
-    pub(super) const NO: Self = Self { secret: None, slot: 0, own: Own { pages: 0, running: 0, queued: 0 } };
+    pub(super) const NO: Self =
+        Self { secret: None, slot: 0, own: Own { pages: 0, states: 0, running: 0, queued: 0 } };
 
     /// Coarse counts of a user without requests.
     #[cfg(test)]
@@ -160,6 +173,7 @@ impl Coarse {
         let mut own = Own::default();
         for sequence in service.engine.snapshot().sequences.iter().filter(|s| s.uid == peer.uid) {
             own.pages = own.pages.saturating_add(sequence.kv_pages);
+            own.states = own.states.saturating_add(sequence.states);
             *(if sequence.state == SequenceState::Queued { &mut own.queued } else { &mut own.running }) += 1;
         }
         Self { secret: (!exact).then(|| service.secret.clone()), slot, own }
@@ -173,6 +187,11 @@ impl Coarse {
     /// Numbers of running and of queued requests: the user's own, unless counts are exact.
     pub(super) fn running_and_queued(&self, exact: (u32, u32)) -> (u32, u32) {
         if self.secret.is_some() { (self.own.running, self.own.queued) } else { exact }
+    }
+
+    /// Number of recurrent states of requests: of the user's own, unless counts are exact.
+    pub(super) fn states(&self, exact: u64) -> u64 {
+        if self.secret.is_some() { self.own.states.into() } else { exact }
     }
 
     /// The count, or a multiple of its step next to it.
@@ -214,7 +233,7 @@ mod tests {
     use super::*;
 
     fn coarse(secret: &RandomState, slot: u64) -> Coarse {
-        Coarse { secret: Some(secret.clone()), slot, own: Own { pages: 3, running: 1, queued: 2 } }
+        Coarse { secret: Some(secret.clone()), slot, own: Own { pages: 3, states: 4, running: 1, queued: 2 } }
     }
 
     #[test]
@@ -251,6 +270,9 @@ mod tests {
         let shown = coarse(&secret, 0).status(exact.clone());
         assert_eq!((shown.kv_pages_used, shown.sequences_running, shown.sequences_queued), (3, 1, 2));
         assert_eq!(shown.sequences_done % ROWS_STEP, 0);
+        assert_eq!((coarse(&secret, 0).states(70), Coarse::NO.states(70)), (4, 70));
+        let cached = |slot| coarse(&secret, slot).count(Count::StatesCached, 593);
+        assert!((0..64).all(|slot| [576, 640].contains(&cached(slot))));
         assert_eq!(Coarse::NO.status(exact.clone()), exact);
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use rocmforge_client::wire::{
     self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_ACCEPTED, EXT_DEVICE_CACHED,
-    EXT_DEVICE_DRAFTED, EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
+    EXT_DEVICE_DRAFTED, EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_STATES,
+    EXT_DEVICE_STATES_CACHED, EXT_DEVICE_STATES_CACHED_BYTES, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
     EXT_STATUS_LOST_THREADS, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest,
     PsReply, PsRequest, RequestScope, SequenceEntry, StatusReply, WireError,
 };
@@ -274,6 +275,12 @@ fn device_ext(info: &BackendInfo, snapshot: &EngineSnapshot, coarse: &Coarse) ->
         (EXT_DEVICE_PAGES_EVICTED, coarse.count(Count::PagesEvicted, counters.kv_pages_evicted)),
         (EXT_DEVICE_DRAFTED, coarse.count(Count::DraftedTokens, counters.drafted_tokens)),
         (EXT_DEVICE_ACCEPTED, coarse.count(Count::AcceptedTokens, counters.accepted_tokens)),
+        (EXT_DEVICE_STATES, coarse.states(snapshot.states_used)),
+        (EXT_DEVICE_STATES_CACHED, coarse.count(Count::StatesCached, snapshot.states_cached)),
+        (
+            EXT_DEVICE_STATES_CACHED_BYTES,
+            coarse.count(Count::StatesCachedBytes, snapshot.states_cached_bytes),
+        ),
     ]));
     ext
 }
@@ -299,7 +306,7 @@ fn notes<'a>(
     let Counters { kv_pages_swapped_out: out, kv_pages_swapped_in: back, .. } = snapshot.counters;
     let swapped = (out > 0).then(|| {
         let mib = snapshot.kv_swapped_bytes >> 20;
-        ("swapped", format!("{mib} MiB of KV pages in host memory; {out} copied out, {back} back"))
+        ("swapped", format!("{mib} MiB of KV pages and states in host memory; {out} copied out, {back} back"))
     });
     let memory = snapshot.memory;
     let kernel =
@@ -353,6 +360,7 @@ mod tests {
             generated_tokens: 1,
             max_tokens: 1,
             kv_pages: 1,
+            states: 0,
             device_time: std::time::Duration::ZERO,
             arrived: Instant::now(),
             queue_position,

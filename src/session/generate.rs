@@ -63,7 +63,7 @@ pub(super) async fn run(
     }
     let ranks = matches!(wanted, Some(embedding::Wanted::Relevance(_)));
     let extras = prompt::extras(&request)?;
-    let (marks, drafts) = (request.marks(), request.drafts());
+    let (marks, drafts, alike) = (request.marks(), request.drafts(), request.alike());
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
@@ -115,6 +115,7 @@ pub(super) async fn run(
         max_tokens: if wanted.is_some() { 1 } else { valid.max_tokens },
         context_tokens: valid.context_tokens,
         drafts: drafts.into(),
+        alike: alike.into(),
         sampling,
         steering,
         marks,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use rocmforge_client::wire::{
-    self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, EXT_MODEL_CACHED, ErrorCode, Ext,
-    LeavingEntry, PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules,
-    SetRulesReply, SetRulesRequest, StreamedFit, limits,
+    self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, EXT_MODEL_CACHED,
+    EXT_MODEL_STATES_CACHED, EXT_MODEL_STATES_CACHED_BYTES, ErrorCode, Ext, LeavingEntry, PlanReply,
+    PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules, SetRulesReply, SetRulesRequest,
+    StreamedFit, limits,
 };
 
 use super::coarse::{Coarse, Count};
@@ -183,7 +184,7 @@ const DEVICE_BYTES: usize = 2 * limits::LABEL_BYTES_MAX + 208;
 
 /// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &ResidencyEntry) -> usize {
-    entry.model.len() + entry.parts.len() + 130
+    entry.model.len() + entry.parts.len() + 166
 }
 
 fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse) -> ResidencyEntry {
@@ -202,11 +203,21 @@ fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse
         // The order tells which models others used last.
         eviction_place: if exact { model.eviction_place } else { model.eviction_place.min(1) },
         loading: model.loading.filter(|_| exact).map(loading),
-        ext: wire::number_ext([(
-            EXT_MODEL_CACHED,
-            coarse.count(Count::ModelCachedBytes(model.model.0), model.kv_cached_bytes),
-        )]),
+        ext: cached_ext(model, coarse),
     }
+}
+
+/// How much the cache has of a model.
+fn cached_ext(model: &ModelResidency, coarse: &Coarse) -> Ext {
+    let id = model.model.0;
+    wire::number_ext([
+        (EXT_MODEL_CACHED, coarse.count(Count::ModelCachedBytes(id), model.kv_cached_bytes)),
+        (EXT_MODEL_STATES_CACHED, coarse.count(Count::ModelStatesCached(id), model.states_cached)),
+        (
+            EXT_MODEL_STATES_CACHED_BYTES,
+            coarse.count(Count::ModelStatesCachedBytes(id), model.states_cached_bytes),
+        ),
+    ])
 }
 
 fn loading(loading: LoadingProgress) -> wire::LoadingProgress {
@@ -306,6 +317,8 @@ mod tests {
             weight_bytes: 1,
             kv_bytes: 1,
             kv_cached_bytes: 1,
+            states_cached: 1,
+            states_cached_bytes: 1,
             scratch_bytes: 1,
             rules: ResidencyRules::default(),
             idle_since: Some(Instant::now()),

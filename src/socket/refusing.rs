@@ -1,7 +1,7 @@
 //! A daemon that cannot start tells those who wait for it why.
 //!
 //! systemd starts the daemon for a connection, which waits in the socket's queue. A daemon that ends without taking it is started
-//! again for it at once. After five such starts systemd closes the socket, and clients find no daemon and no reason.
+//! again for it at once. After twelve such starts in a minute systemd closes the socket, and clients find no daemon and no reason.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,8 @@ use super::receive;
 /// A start that nobody waits for ends at once: an administrator's, who reads its exit status.
 const WAITING: Duration = Duration::from_millis(50);
 
-/// Clients are told for so long. Four such starts in a minute stay below systemd's limit of five.
+/// Clients are told for so long. Four such starts in a minute stay below systemd's limit of twelve. An administrator who tries to mend the
+/// configuration ends one and begins another with each restart, and has four restarts a minute.
 const TELLING: Duration = Duration::from_secs(15);
 
 /// Longest time for one client.

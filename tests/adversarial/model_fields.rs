@@ -229,6 +229,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         scores: None,
         embedding: None,
         drafts: 0,
+        alike: 0,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

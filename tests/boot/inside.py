@@ -227,6 +227,12 @@ def tells_of_a_typo(_):
         expect(refused.returncode == 3 and "step_rowz" in refused.stderr and "restart rocmforged" in refused.stderr,
                f"call {number} with a typo: status {refused.returncode}: {refused.stderr}")
     expect(shown("rocmforged.socket", "ActiveState") == "active", "eight clients closed the socket")
+    # An administrator tries again, and clients call in between. Each restart and each call after it is a start.
+    for number in range(3):
+        run("systemctl", "restart", SERVICE, check=False)
+        refused = client("ping", check=False)
+        expect(refused.returncode == 3 and "step_rowz" in refused.stderr, f"after restart {number}: {refused.stderr}")
+    expect(shown("rocmforged.socket", "ActiveState") == "active", "three restarts and their clients closed the socket")
     expect("step_rowz" in shown(SERVICE, "StatusText"), f"systemctl status says: {shown(SERVICE, 'StatusText')}")
     own.unlink()
     run("systemctl", "restart", SERVICE)

@@ -110,6 +110,14 @@ impl Backend for Hooked {
         self.inner.write_page(slot, page, bytes)
     }
 
+    fn read_state(&mut self, slot: ModelSlot, state: u32) -> Result<Vec<u8>, BackendError> {
+        self.inner.read_state(slot, state)
+    }
+
+    fn write_state(&mut self, slot: ModelSlot, state: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        self.inner.write_state(slot, state, bytes)
+    }
+
     fn page_layout(&self) -> &'static str {
         self.inner.page_layout()
     }

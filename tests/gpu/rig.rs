@@ -181,6 +181,7 @@ impl Rig {
             scores: None,
             embedding: None,
             drafts: 0,
+            alike: 0,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

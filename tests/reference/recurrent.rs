@@ -126,6 +126,25 @@ fn two_sequences_begin_at_one_state_and_memory_is_given_back() {
 }
 
 #[test]
+fn a_state_that_was_copied_out_and_back_goes_on_without_a_change_of_a_bit() {
+    for name in ["lfm2", "mamba2", "qwen35"] {
+        let ids = text(7, 30);
+        let whole = run(&mut open(name, 1), &[rows(0, &ids, 0..30, None, 1)]);
+        let mut loaded = open(name, 2);
+        run(&mut loaded, &[rows(0, &ids, 0..20, None, 8)]);
+        let state = loaded.backend.read_state(loaded.slot, 8).unwrap();
+        assert_eq!(state.len() as u64, loaded.program.recurrent_bytes());
+        run(&mut loaded, &[rows(1, &text(8, 5), 0..5, None, 8)]); // another one has the place now
+        loaded.backend.write_state(loaded.slot, 3, &state).unwrap();
+        assert!(run(&mut loaded, &[rows(0, &ids, 20..30, Some(3), 4)]) == whole, "{name}");
+        let short = loaded.backend.write_state(loaded.slot, 3, &state[1..]);
+        assert!(matches!(short, Err(BackendError::Batch(text)) if text.contains("another number of bytes")));
+        let absent = loaded.backend.read_state(loaded.slot, 9);
+        assert!(matches!(absent, Err(BackendError::Batch(text)) if text.contains("without memory")));
+    }
+}
+
+#[test]
 fn batches_with_contradictory_places_are_refused() {
     let ids = text(4, 30);
     let mut loaded = open("lfm2", 1);

@@ -269,7 +269,10 @@ fn recurrent_programs_have_the_cpu_backends_logits() {
         let mut cpu = Loaded::new(program(attends), cpu, LIMITS, 64);
         let mut sequences = [[Sequence::default(); 4]; 2];
         let mut worst = 0f64;
-        for counts in steps() {
+        for (number, counts) in steps().into_iter().enumerate() {
+            if let (6, Some(place)) = (number, sequences[0][1].place) {
+                goes_to_the_host_and_back(&mut gpu, place);
+            }
             let got = step(&mut gpu, &mut sequences[0], &counts);
             let want = step(&mut cpu, &mut sequences[1], &counts);
             for (got, want) in got.chunks_exact(VOCAB).zip(want.chunks_exact(VOCAB)) {
@@ -286,6 +289,21 @@ fn recurrent_programs_have_the_cpu_backends_logits() {
         assert!(gpu.backend.counters().graph_replays > 0, "no step was replayed");
         gives_back(&mut gpu, &mut sequences[0]);
     }
+}
+
+/// The next steps, which go on from there, have the same logits.
+fn goes_to_the_host_and_back(gpu: &mut Loaded<HipBackend>, place: u32) {
+    let (slot, before) = (gpu.slot, gpu.backend.kv_bytes(gpu.slot));
+    let mut bytes = gpu.backend.read_state(slot, place).unwrap();
+    assert_eq!(bytes.len() as u64, gpu.backend.recurrent_bytes()(&gpu.program));
+    gpu.backend.release_states(slot, &[place]);
+    let gone = gpu.backend.read_state(slot, place).unwrap_err();
+    assert!(gone.to_string().contains("without memory is read"), "{gone}");
+    gpu.backend.write_state(slot, place, &bytes).unwrap();
+    assert!(gpu.backend.read_state(slot, place).unwrap() == bytes && gpu.backend.kv_bytes(slot) == before);
+    bytes.pop();
+    let short = gpu.backend.write_state(slot, place, &bytes).unwrap_err();
+    assert!(short.to_string().contains("another number of bytes"), "{short}");
 }
 
 /// Both places of a sequence take memory until they are released, and a step cannot begin at a place without memory.

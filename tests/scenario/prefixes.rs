@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::child;
 use crate::device::{on_gpu, on_gpu_with, run_on_gpu};
 use crate::fairness::for_all_users;
+use crate::forge;
 use crate::rig::{Rig, TINY, collect};
 
 const ALICE: u32 = 54_323;
@@ -160,6 +161,46 @@ fn a_conversation_goes_on_after_a_restart() {
     rig.client().evict_weights(Some(TINY)).unwrap();
     restart(&mut rig);
     assert_eq!(files_below(&dir), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_session_of_a_recurrent_model_goes_on_after_a_restart() {
+    let kept = tempfile::tempdir().unwrap();
+    let dir = kept.path().display();
+    let mut rig =
+        Rig::start_with(&format!("[device]\nbackend = 'cpu'\n[kv]\nkeep_mib = 64\nkeep_dir = '{dir}'\n"));
+    let (_, forge) = forge::newer_decoders().into_iter().find(|(name, _)| *name == "qwen35").unwrap();
+    std::fs::write(rig.model("recurrent"), forge.build().bytes).unwrap();
+    let request = |ids: &[u32]| {
+        let request = GenerateRequest::new("recurrent", Prompt::Ids(ids.to_vec()));
+        GenerateRequest { max_tokens: 12, ignore_eog: true, ..request }
+    };
+    let ask = |rig: &Rig, request: &GenerateRequest| {
+        let client = rig.client();
+        let mut generation = client.generate(request).unwrap();
+        let answer = collect(&mut generation).unwrap();
+        (answer.ids, generation.end().unwrap().reused_tokens())
+    };
+    let prompt: Vec<u32> = (0..200).map(|i| i * 37 % 250 + 3).collect();
+    let (first, reused) = ask(&rig, &request(&prompt).with_session("s"));
+    assert_eq!((first.len(), reused), (12, 0));
+    let device = rig.client().status().unwrap().devices.remove(0);
+    assert_eq!((device.states_used(), device.states_cached()), (0, 1));
+    let (states, cached) = (device.states_cached_bytes(), device.kv_cached_bytes());
+    assert!(0 < states && states < cached, "{states} of {cached} bytes are states");
+    let models = rig.client().residency().unwrap().models;
+    let model = models.iter().find(|model| model.model == "recurrent").unwrap();
+    assert_eq!((model.states_cached(), model.states_cached_bytes()), (1, states));
+
+    rig.signal(Signal::TERM);
+    assert!(rig.ended().success());
+    rig.run();
+    let (second, reused) = ask(&rig, &request(&[7, 8, 9]).with_session("s"));
+    assert_eq!(reused, 200 + 11, "all but the answer's last token, which was not computed");
+    // The same tokens computed anew give the same answer.
+    rig.client().evict_weights(Some("recurrent")).unwrap();
+    let whole = [&prompt[..], &first, &[7, 8, 9]].concat();
+    assert_eq!(ask(&rig, &request(&whole)), (second, 0));
 }
 
 #[test]

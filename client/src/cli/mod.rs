@@ -136,7 +136,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             let plan = client.plan(&model_named(&client, model)?, *context)?;
             output.show(&residency::Plan(plan), residency::plan)?
         }
-        Command::Residency => output.show(&client.residency()?, residency::residency)?,
+        Command::Residency => output.show_as(&client.residency()?, residency::json, residency::residency)?,
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Cancel { id, uid } => {

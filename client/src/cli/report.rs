@@ -252,7 +252,12 @@ pub fn status(Status { status: reply, users }: &Status) -> serde_json::Result<Va
         value["session_bytes"] = user.session_bytes().into();
     }
     for (number, device) in reply.devices.iter().enumerate() {
-        value["devices"][number]["notes"] = notes(device.notes());
+        let value = &mut value["devices"][number];
+        value["notes"] = notes(device.notes());
+        value["kv_cached_bytes"] = device.kv_cached_bytes().into();
+        value["states_used"] = device.states_used().into();
+        value["states_cached"] = device.states_cached().into();
+        value["states_cached_bytes"] = device.states_cached_bytes().into();
     }
     Ok(value)
 }
@@ -276,7 +281,10 @@ pub fn snake_case(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::{DeviceStatus, EXT_USER_SESSIONS, StatusReply, UserEntry, number_ext};
+    use rocmforge_client::wire::{
+        DeviceStatus, EXT_DEVICE_STATES_CACHED, EXT_DEVICE_STATES_CACHED_BYTES, EXT_USER_SESSIONS,
+        StatusReply, UserEntry, number_ext,
+    };
 
     use super::*;
 
@@ -296,8 +304,10 @@ mod tests {
     fn scripts_see_what_the_daemon_says_in_words() {
         let notes = [("you may", "run\tand load".to_owned())];
         let device = [("upload", "ring".to_owned())];
-        let device =
-            DeviceStatus { ext: DeviceStatus::notes_ext(device.into_iter()), ..DeviceStatus::default() };
+        let mut ext = DeviceStatus::notes_ext(device.into_iter());
+        let cached = [(EXT_DEVICE_STATES_CACHED, 3), (EXT_DEVICE_STATES_CACHED_BYTES, 150)];
+        ext.extend(number_ext(cached));
+        let device = DeviceStatus { ext, ..DeviceStatus::default() };
         let reply = StatusReply {
             devices: vec![device],
             ext: StatusReply::notes_ext(notes.into_iter()),
@@ -312,7 +322,10 @@ mod tests {
             (&json!(2), &json!(0))
         );
         assert_eq!(value["notes"], json!({ "you_may": "run and load" }));
-        assert_eq!(value["devices"][0]["notes"], json!({ "upload": "ring" }));
+        let device = &value["devices"][0];
+        assert_eq!(device["notes"], json!({ "upload": "ring" }));
+        let states = ["states_used", "states_cached", "states_cached_bytes"].map(|key| device[key].clone());
+        assert_eq!(states, [json!(0), json!(3), json!(150)]);
     }
 
     #[test]

@@ -223,12 +223,27 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
     table(out, head, rows)
 }
 
-/// Bytes of KV pages, and those of them that are cached.
+/// Bytes of KV pages, those of them that are cached, and how much of that is recurrent states.
 fn kv(entry: &ResidencyEntry) -> String {
+    let states = match entry.states_cached() {
+        0 => String::new(),
+        count => format!(" ({count} states, {})", bytes(entry.states_cached_bytes())),
+    };
     match entry.kv_cached_bytes() {
         0 => bytes(entry.kv_bytes),
-        cached => format!("{}, {} cached", bytes(entry.kv_bytes), bytes(cached)),
+        cached => format!("{}, {} cached{states}", bytes(entry.kv_bytes), bytes(cached)),
     }
+}
+
+/// The reply with what the cache has of each model.
+pub fn json(reply: &ResidencyReply) -> serde_json::Result<Value> {
+    let mut value = serde_json::to_value(reply)?;
+    for (entry, value) in reply.models.iter().zip(value["models"].as_array_mut().into_iter().flatten()) {
+        value["kv_cached_bytes"] = entry.kv_cached_bytes().into();
+        value["states_cached"] = entry.states_cached().into();
+        value["states_cached_bytes"] = entry.states_cached_bytes().into();
+    }
+    Ok(value)
 }
 
 /// Progress of a load to the device, whichever client asked for it.

@@ -79,10 +79,14 @@ pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<
     Ok(if cancelled { ExitCode::from(EXIT_CANCELLED) } else { ExitCode::SUCCESS })
 }
 
-/// Starts so many answers to one prompt. The daemon computes the prompt for the first, and the others take its pages.
+/// Starts so many answers to one prompt. The daemon computes the prompt for the first, and the others take its pages, and its state
+/// if the model has one. For that it is told how many follow.
 fn begin(client: &Client, request: &GenerateRequest, count: u32) -> Result<Vec<Generation>, Failure> {
     let begun = (0..u64::from(count)).map(|number| {
         let mut request = GenerateRequest { request_id: random_request_id(), ..request.clone() };
+        if let Ok(more @ 1..) = u8::try_from(u64::from(count) - 1 - number) {
+            request = request.with_alike(more);
+        }
         request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(number));
         Ok(client.generate(&request)?)
     });

@@ -280,6 +280,7 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
             "KV pages",
             format!("{} of {}, {}", device.kv_pages_used, device.kv_pages_max, bytes(device.kv_bytes)),
         ),
+        ("recurrent states", states(device)),
         (
             "prefixes",
             format!(
@@ -312,8 +313,18 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
             ),
         ),
     ];
-    pairs(out, fields.into_iter())?;
+    pairs(out, fields.into_iter().filter(|(_, value)| !value.is_empty()))?;
     pairs(out, device.notes().into_iter().map(|(name, value)| (name, printable(value))))
+}
+
+/// Recurrent states of requests and of the cache; empty where there are none.
+fn states(device: &DeviceStatus) -> String {
+    match (device.states_used(), device.states_cached()) {
+        (0, 0) => String::new(),
+        (used, cached) => {
+            format!("{used} of requests, {cached} cached with {}", bytes(device.states_cached_bytes()))
+        }
+    }
 }
 
 pub fn doctor(out: Out<'_>, reply: &DoctorReply) -> io::Result<()> {

@@ -232,6 +232,16 @@ impl Backend for CpuBackend {
         model.kv.fill(page, bytes)
     }
 
+    fn read_state(&mut self, slot: ModelSlot, state: u32) -> Result<Vec<u8>, BackendError> {
+        let model = self.models.get(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.states.read(state)
+    }
+
+    fn write_state(&mut self, slot: ModelSlot, state: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.states.fill(state, bytes)
+    }
+
     fn page_layout(&self) -> &'static str {
         match self.kv {
             KvType::F16 => "cpu f16",

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use zerocopy::IntoBytes;
+
 use crate::backend::{BackendError, RECURRENT_PLACES_MAX, RecurrentPlace};
 use crate::program::{State, StateId};
 
@@ -81,6 +83,31 @@ impl StatePool {
         Ok(())
     }
 
+    /// Copies an array out.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] if the number has none.
+    pub fn read(&self, number: u32) -> Result<Vec<u8>, BackendError> {
+        let array = self.arrays.get(number as usize).and_then(Option::as_ref);
+        let array = array.ok_or(BackendError::Batch("a recurrent state without memory is read"))?;
+        Ok(array.as_bytes().to_vec())
+    }
+
+    /// Fills an array, which the number gets if it has none.
+    ///
+    /// # Errors
+    /// As [`StatePool::materialise`], and [`BackendError::Batch`] if `bytes` is not as long as an array.
+    pub fn fill(&mut self, number: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        if bytes.len() != self.len * size_of::<f32>() {
+            return Err(BackendError::Batch("a recurrent state is filled with another number of bytes"));
+        }
+        self.materialise(number)?;
+        let array = self.arrays.get_mut(number as usize).and_then(Option::as_mut);
+        let array = array.ok_or(BackendError::Batch("a recurrent state without memory is filled"))?;
+        array.as_mut_bytes().copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Frees an array, if the number has one.
     pub fn release(&mut self, number: u32) {
         if let Some(array) = self.arrays.get_mut(number as usize)
@@ -152,6 +179,22 @@ mod tests {
         assert_eq!((pool.bytes(), pool.is_used(4)), (20, false));
         let huge = [State::Recurrent { values: u32::MAX }; 3];
         assert_eq!(StatePool::new(&huge).unwrap().bytes(), 0, "nothing is taken before it is used");
+    }
+
+    #[test]
+    fn an_array_is_copied_out_and_back() {
+        let mut pool = StatePool::new(&STATES).unwrap();
+        let values: Vec<u8> =
+            [1.0f32, -2.5, 3.0, 4.0, f32::MIN].iter().flat_map(|v| v.to_le_bytes()).collect();
+        pool.fill(6, &values).unwrap();
+        assert_eq!((pool.read(6).unwrap(), pool.bytes()), (values.clone(), 20));
+        let changes = pool.changes(StateId(2), &[RecurrentPlace { before: None, after: 6 }]).unwrap();
+        assert_eq!(changes[0].1, [4.0, f32::MIN]);
+        for wrong in [&values[1..], &[], &[values.clone(), values.clone()].concat()] {
+            assert!(matches!(pool.fill(6, wrong), Err(BackendError::Batch(_))));
+        }
+        assert!(matches!(pool.read(5), Err(BackendError::Batch(_))));
+        assert!(pool.fill(RECURRENT_PLACES_MAX, &values).is_err());
     }
 
     #[test]

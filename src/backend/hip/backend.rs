@@ -403,6 +403,17 @@ impl Backend for HipBackend {
         model.kv.fill(&self.device, &self.stream, page, bytes)
     }
 
+    fn read_state(&mut self, slot: ModelSlot, state: u32) -> Result<Vec<u8>, BackendError> {
+        self.wait_for_device()?;
+        let model = self.models.get(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.states.read(&self.stream, state)
+    }
+
+    fn write_state(&mut self, slot: ModelSlot, state: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.states.fill(&self.device, &self.stream, state, bytes)
+    }
+
     fn page_layout(&self) -> &'static str {
         match self.options.kv {
             KvType::F16 => "gpu f16",

@@ -78,7 +78,7 @@ fn each_kind_allows_what_fits_and_nothing_else() {
 fn numbers_and_idle_keys_mean_what_the_standard_says() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
-    let cases: [(&str, &str, &[&str], &[&str]); 16] = [
+    let cases: [(&str, &str, &[&str], &[&str]); 17] = [
         ("maxItems validation with a decimal", r#"{"maxItems": 2.0}"#, &["[1]"], &["[1,2,3]"]),
         ("minItems validation with a decimal", r#"{"minItems": 1.0}"#, &["[1,2]"], &["[]"]),
         ("maxLength validation with a decimal", r#"{"maxLength": 2.0}"#, &["\"f\""], &["\"foo\""]),
@@ -123,6 +123,13 @@ fn numbers_and_idle_keys_mean_what_the_standard_says() {
             r#"{"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": false}"#,
             &["[\"foo\"]"],
             &["[\"foo\",\"bar\"]"],
+        ),
+        (
+            "annotations say nothing",
+            r#"{"$comment": "c", "title": "t", "description": "d", "default": "x", "deprecated": true, "readOnly": true,
+                "writeOnly": true, "examples": [1.5, {"maxItems": 2.5}], "contentMediaType": "text/plain", "type": "integer"}"#,
+            &["7"],
+            &["\"x\"", "1.5"],
         ),
         ("unknown formats say nothing", r#"{"type": "string", "format": "password"}"#, &["\"a\""], &["1"]),
     ];

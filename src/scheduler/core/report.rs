@@ -25,6 +25,7 @@ impl Core {
                 generated_tokens: sequence.generated_tokens(),
                 max_tokens: sequence.answer_tokens(),
                 kv_pages: sequence.kv.pages.len() as u32,
+                states: u32::from(sequence.kv.state.is_some()) + u32::from(sequence.kv.spare.is_some()),
                 reused_tokens: sequence.reused.unwrap_or(0),
                 device_time: sequence.device_time,
                 arrived: job.arrived,
@@ -52,6 +53,9 @@ impl Core {
             kv_pages_max: pages.size,
             kv_bytes: slots.map(|slot| self.device.backend.kv_bytes(slot)).sum(),
             kv_cached_bytes: pages.cached_bytes,
+            states_used: pages.states.used,
+            states_cached: pages.states.cached,
+            states_cached_bytes: pages.states.cached_bytes,
             kv_swapped_bytes: self.device.host.held_bytes(),
             kv_claimed_bytes: self.schedule.claimed_bytes(),
             kv_budget_bytes: self.schedule.limits().kv_budget_bytes,
@@ -69,18 +73,23 @@ impl Core {
     fn residencies(&self) -> Vec<ModelResidency> {
         let order = self.device.residency.order(None);
         let backend = self.device.backend.as_ref();
-        let residency = |(id, hosted): (ModelId, &Hosted)| ModelResidency {
-            model: id,
-            name: hosted.model.name.clone(),
-            parts: self.device.residency.part_states(id),
-            weight_bytes: self.device.residency.held(id).map(|(_, held)| held.bytes).sum(),
-            kv_bytes: hosted.slot.map_or(0, |slot| backend.kv_bytes(slot)),
-            kv_cached_bytes: self.schedule.cached_bytes(id),
-            scratch_bytes: hosted.slot.map_or(0, |slot| backend.open_bytes(slot)),
-            rules: self.device.residency.rules(id),
-            idle_since: hosted.life.idle_since(),
-            eviction_place: order.iter().zip(1..).find(|(other, _)| **other == id).map_or(0, |(_, n)| n),
-            loading: self.device.loads.progress(id),
+        let residency = |(id, hosted): (ModelId, &Hosted)| {
+            let states = self.schedule.kv().states_of(id);
+            ModelResidency {
+                model: id,
+                name: hosted.model.name.clone(),
+                parts: self.device.residency.part_states(id),
+                weight_bytes: self.device.residency.held(id).map(|(_, held)| held.bytes).sum(),
+                kv_bytes: hosted.slot.map_or(0, |slot| backend.kv_bytes(slot)),
+                kv_cached_bytes: self.schedule.cached_bytes(id),
+                states_cached: states.cached,
+                states_cached_bytes: states.cached_bytes,
+                scratch_bytes: hosted.slot.map_or(0, |slot| backend.open_bytes(slot)),
+                rules: self.device.residency.rules(id),
+                idle_since: hosted.life.idle_since(),
+                eviction_place: order.iter().zip(1..).find(|(other, _)| **other == id).map_or(0, |(_, n)| n),
+                loading: self.device.loads.progress(id),
+            }
         };
         self.device.models.iter().map(residency).collect()
     }

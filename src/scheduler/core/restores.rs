@@ -74,13 +74,14 @@ impl Restoring {
         over: impl Fn() -> bool,
     ) -> Result<bool, BackendError> {
         let RestoreOrder { model, uid, prefixes, .. } = &self.order;
-        let page_bytes = facts.page_bytes(&model.plan.program);
+        let program = &model.plan.program;
+        let (page_bytes, state_bytes) = (facts.page_bytes(program), facts.state_bytes(program));
         let goes_on = match self.next {
             0 => {
                 schedule.kv().reuses()
                     && prefixes.uid == schedule.kv().user_of_tree(*uid)
                     && prefixes.layout == device.backend.page_layout()
-                    && prefixes.are_whole(page_bytes)
+                    && prefixes.are_whole(page_bytes, state_bytes)
             }
             _ => device.models.get(model.id).is_some(),
         };
@@ -90,13 +91,21 @@ impl Restoring {
         device.enter(model, lock::now());
         let slot = device.open(model, facts, schedule)?;
         schedule.kv_mut().open(model.id, page_bytes);
+        schedule.kv_mut().open_states(model.id, state_bytes);
         while let Some(page) = prefixes.pages.get(self.next) {
-            let stem = prefixes.stem(self.next);
-            let backend = device.backend.as_mut();
+            let mut tokens = prefixes.stem(self.next);
+            let (backend, kv) = (device.backend.as_mut(), schedule.kv_mut());
             let fill = |to| backend.write_page(slot, to, &page.bytes);
-            if schedule.kv_mut().adopt((model.id, *uid), &stem, &page.tokens, fill)? {
-                self.taken += 1;
+            let mut taken = kv.adopt((model.id, *uid), &tokens, &page.tokens, fill)?;
+            if let Some(state) = page.state.as_ref().filter(|_| taken) {
+                tokens.extend(&page.tokens);
+                let fill = |to| backend.write_state(slot, to, state);
+                taken = kv.adopt_state((model.id, *uid), &tokens, fill)?;
+                if !taken {
+                    return Ok(true); // those behind it would have no room either
+                }
             }
+            self.taken += u32::from(taken);
             self.next += 1;
             if over() {
                 return Ok(self.next == prefixes.pages.len());
@@ -107,10 +116,12 @@ impl Restoring {
 }
 
 impl Prefixes {
-    /// Whether each page has so many bytes, and comes after the one that it continues.
-    fn are_whole(&self, page_bytes: u64) -> bool {
+    /// Whether each page and each state has so many bytes, and comes after the page that it continues.
+    fn are_whole(&self, page_bytes: u64, state_bytes: u64) -> bool {
         let whole = |(at, page): (u32, &PrefixPage)| {
-            page.bytes.len() as u64 == page_bytes && page.after.is_none_or(|before| before < at)
+            page.bytes.len() as u64 == page_bytes
+                && page.state.as_ref().is_none_or(|state| state.len() as u64 == state_bytes)
+                && page.after.is_none_or(|before| before < at)
         };
         (0..).zip(&self.pages).all(whole)
     }

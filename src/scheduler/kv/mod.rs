@@ -8,12 +8,13 @@
 //! If a sequence holds that page, or if it has other tokens after those, the taker gets a copy to write on.
 //!
 //! Pages that only a tree has are cached. They cost nobody anything. When bytes run short, they go before anyone waits:
-//! first those of the user that holds most, of these the longest unused.
+//! first those of the user that holds most, of these the longest unused (`eviction`).
 
 use std::collections::BTreeMap;
 
 use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
+use crate::scheduler::prefixes::kept_page_bytes;
 
 mod eviction;
 mod pool;
@@ -23,6 +24,7 @@ mod tree;
 use pool::{Left, Pool};
 use tree::{Inserted, NodeId, ROOT, Tree};
 
+pub(super) use eviction::{Evicted, Place};
 pub(super) use tree::Known;
 
 /// The users whose prefixes a sequence may take.
@@ -48,7 +50,7 @@ pub(super) struct Held {
     pub state: Option<u32>,
     /// The one that its next step writes.
     pub spare: Option<u32>,
-    /// Where a step is to end, as other prompts went on differently there.
+    /// Where a step is to end, so that others may go on from the recurrent state there.
     pub split: Option<u32>,
     /// Whole pages that the tree has, and the node of the last one.
     known: usize,
@@ -76,8 +78,21 @@ pub(super) struct Sums {
     pub cached: u64,
     /// Bytes of these, and of recurrent states that only the trees have.
     pub cached_bytes: u64,
+    /// Recurrent states.
+    pub states: States,
     /// Pages of all open pools.
     pub size: u64,
+}
+
+/// Recurrent states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct States {
+    /// Those that sequences hold.
+    pub used: u64,
+    /// Those that only the trees have.
+    pub cached: u64,
+    /// Bytes of these.
+    pub cached_bytes: u64,
 }
 
 /// The tree of a page: of this user, or of all users.
@@ -102,28 +117,16 @@ pub(super) struct Kv {
     clock: u64,
     /// Cached pages that went because bytes ran short.
     evicted: u64,
-    /// Whether evicted pages are listed.
+    /// Whether what is evicted is listed.
     watched: bool,
-    evicted_pages: Vec<EvictedPage>,
-}
-
-/// A whole page that a tree has dropped. Its content is there until something else is written to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct EvictedPage {
-    pub model: ModelId,
-    /// The user of the tree; `None` for that of all users.
-    pub uid: Option<u32>,
-    pub page: u32,
-    pub page_bytes: u64,
-    /// The prefix that ends with its tokens.
-    pub tokens: Vec<u32>,
+    evicted_list: Vec<Evicted>,
 }
 
 impl Kv {
     pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
         let (pools, states, trees, charged) = Default::default();
         let room_bytes = u64::MAX;
-        let (evicted, watched, evicted_pages) = Default::default();
+        let (evicted, watched, evicted_list) = Default::default();
         Self {
             budget_bytes,
             room_bytes,
@@ -136,7 +139,7 @@ impl Kv {
             clock: 0,
             evicted,
             watched,
-            evicted_pages,
+            evicted_list,
         }
     }
 
@@ -270,8 +273,11 @@ impl Kv {
         for page in pages.into_iter().chain(copied) {
             self.drop_page(model, uid, page);
         }
-        for state in state.into_iter().chain(spare) {
-            self.drop_state(model, uid, state);
+        let states = state.into_iter().chain(spare);
+        let had_states = states.clone().count() > 0;
+        states.for_each(|state| self.drop_state(model, uid, state));
+        if had_states {
+            self.bound_states();
         }
     }
 
@@ -342,14 +348,18 @@ impl Kv {
         }
     }
 
-    /// The known prefixes of a model by user, at most so many pages in all; those used last before others.
+    /// The known prefixes of a model by user, at most so many pages in all; those used last before others. With recurrent states,
+    /// those that have one: each counts as many pages as have its bytes.
     pub fn known(&self, model: ModelId, most: usize) -> Vec<(Option<u32>, Vec<Known>)> {
-        if self.is_recurrent(model) {
-            return Vec::new(); // pages without states are of no use
-        }
         let trees: Vec<_> = self.trees.iter().filter(|((of, _), _)| *of == model).collect();
         let each = most / trees.len().max(1);
-        trees.into_iter().map(|((_, uid), tree)| (*uid, tree.latest(each))).collect()
+        let page_bytes = kept_page_bytes(self.pools.get(&model).map_or(0, |pool| pool.page_bytes));
+        let of_state = self.states.get(&model).map(|states| states.page_bytes.div_ceil(page_bytes));
+        let latest = |tree: &Tree| match of_state {
+            None => tree.latest(each),
+            Some(pages) => tree.latest_states(each, usize::try_from(pages).unwrap_or(usize::MAX)),
+        };
+        trees.into_iter().map(|((_, uid), tree)| (*uid, latest(tree))).collect()
     }
 
     /// Takes one page into a user's tree that [`Kv::known`] listed once, after the whole pages of `stem`. `fill` writes it.
@@ -435,8 +445,9 @@ impl Kv {
             sums.size += u64::from(pool.size());
         }
         for states in self.states.values() {
-            sums.cached_bytes += u64::from(states.cached()) * states.page_bytes;
+            sums.states.add(states);
         }
+        sums.cached_bytes += sums.states.cached_bytes;
         sums
     }
 
@@ -481,22 +492,22 @@ impl Kv {
         pools.map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum()
     }
 
-    /// Lists evicted pages from now on, or no longer.
+    /// Lists what is evicted from now on, or no longer.
     pub fn watch_evictions(&mut self, watched: bool) {
         self.watched = watched;
     }
 
-    /// True if evicted pages are listed.
+    /// True if what is evicted is listed.
     pub fn watches_evictions(&self) -> bool {
         self.watched
     }
 
-    /// Takes the list of evicted pages. Their content is to be read before the next step, and before their memory goes.
-    pub fn take_evicted_pages(&mut self) -> Vec<EvictedPage> {
-        std::mem::take(&mut self.evicted_pages)
+    /// Takes the list of evicted pages and states. Their content is to be read before the next step, and before their memory goes.
+    pub fn take_evicted_list(&mut self) -> Vec<Evicted> {
+        std::mem::take(&mut self.evicted_list)
     }
 
-    /// Number of cached pages and states that went because bytes ran short, since the last call.
+    /// Number of cached pages that went because bytes ran short, since the last call.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }

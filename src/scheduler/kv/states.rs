@@ -2,9 +2,9 @@
 //! writes. The tree keeps the state of some prefixes: with the pages before it, a later sequence goes on from there.
 //!
 //! A state counts its bytes as a page does. It may be as large as the pages of a thousand tokens, so a tree keeps few. They are where
-//! sequences ended, and where prompts were seen to part. The longest unused goes first, before the pages of its tree.
+//! sequences ended, and where prompts part. `eviction` says which go.
 
-use super::{Held, Kv, Left, TreeKey, discharge};
+use super::{Held, Kv, Left, States, TreeKey, discharge};
 use crate::backend::{KV_PAGE_TOKENS, RECURRENT_PLACES_MAX};
 use crate::model::ModelId;
 
@@ -14,7 +14,26 @@ use super::tree::NodeId;
 /// Least tokens of a prefix for whose state a step ends early: the further step costs a read of the weights.
 const SPLIT_LEAST: usize = 4 * KV_PAGE_TOKENS;
 
+impl States {
+    /// Counts those of a model's pool.
+    pub(super) fn add(&mut self, pool: &Pool) {
+        let cached = u64::from(pool.cached());
+        self.used += u64::from(pool.used()) - cached;
+        self.cached += cached;
+        self.cached_bytes += cached * pool.page_bytes;
+    }
+}
+
 impl Kv {
+    /// Recurrent states of a model.
+    pub fn states_of(&self, model: ModelId) -> States {
+        let mut states = States::default();
+        if let Some(pool) = self.states.get(&model) {
+            states.add(pool);
+        }
+        states
+    }
+
     /// Opens a model's pool of states, unless it is open or a state has no bytes.
     pub fn open_states(&mut self, model: ModelId, state_bytes: u64) {
         if state_bytes > 0 {
@@ -38,7 +57,7 @@ impl Kv {
     }
 
     /// A sequence holds a state no more.
-    pub(super) fn drop_state(&mut self, model: ModelId, uid: u32, state: u32) {
+    pub fn drop_state(&mut self, model: ModelId, uid: u32, state: u32) {
         let Some(pool) = self.states.get_mut(&model) else { return };
         if let Left::Free(uid) = pool.drop(state, uid) {
             discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
@@ -51,7 +70,10 @@ impl Kv {
         let before = std::mem::replace(&mut held.state, held.spare.take());
         match before {
             Some(before) if pool.is_alone(before) => held.spare = Some(before),
-            Some(before) => self.drop_state(model, uid, before),
+            Some(before) => {
+                self.drop_state(model, uid, before);
+                self.bound_states();
+            }
             None => {}
         }
     }
@@ -97,6 +119,64 @@ impl Kv {
             && tree.set_state(node, state, self.clock)
         {
             pool.keep(state);
+        }
+    }
+
+    /// Enters a state that was taken and filled into a user's tree, behind `tokens`. False, and the state is free, if no page
+    /// of the tree ends there, or if that one has its state.
+    pub fn enter_state(&mut self, (model, uid): (ModelId, u32), tokens: &[u32], state: u32) -> bool {
+        let key = self.key(model, uid);
+        self.clock += 1;
+        let mut entered = false;
+        if let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.states.get_mut(&model))
+            && let Some(node) = tree.node_of(tokens)
+            && tree.set_state(node, state, self.clock)
+        {
+            pool.keep(state);
+            entered = true;
+        }
+        self.drop_state(model, uid, state); // the tree alone has it, or nobody
+        entered
+    }
+
+    /// As [`Kv::adopt`], for the state behind `tokens`, whose pages the tree has. True if it is there then.
+    ///
+    /// # Errors
+    /// That of `fill`.
+    pub fn adopt_state<E>(
+        &mut self,
+        (model, uid): (ModelId, u32),
+        tokens: &[u32],
+        fill: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let (page, state) = self.has((model, uid), tokens);
+        let Some(pool) = self.states.get(&model).filter(|_| page) else { return Ok(false) };
+        let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.room_bytes()
+            && self.may_cache_states(pool.page_bytes);
+        if state || !room {
+            return Ok(state);
+        }
+        let Some(state) = self.take_state(model, uid) else { return Ok(false) };
+        if let Err(error) = fill(state) {
+            self.drop_state(model, uid, state);
+            return Err(error);
+        }
+        Ok(self.enter_state((model, uid), tokens, state))
+    }
+
+    /// Whether a user's tree has a page that ends with `tokens`, and the state behind it.
+    pub fn has(&self, (model, uid): (ModelId, u32), tokens: &[u32]) -> (bool, bool) {
+        let Some(tree) = self.trees.get(&self.key(model, uid)) else { return (false, false) };
+        let node = tree.node_of(tokens);
+        (node.is_some(), node.is_some_and(|node| tree.state_of(node).is_some()))
+    }
+
+    /// Counts as a use of the known pages of `tokens`: they are not those that go next.
+    pub fn use_pages(&mut self, (model, uid): (ModelId, u32), tokens: &[u32]) {
+        let key = self.key(model, uid);
+        self.clock += 1;
+        if let Some(tree) = self.trees.get_mut(&key) {
+            tree.find(tokens, self.clock);
         }
     }
 

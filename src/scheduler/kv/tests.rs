@@ -178,6 +178,7 @@ impl Lives {
             (0..=3, _) => self.begin(),
             (4..=5, Some(at)) => self.end(at),
             (8..=9, Some(at)) => self.draft(at),
+            (6, _) if self.random.below(6) == 0 => self.restart(),
             (6, _) if self.random.below(8) == 0 => {
                 let of = [None, Some(ModelId(1)), Some(ModelId(2)), Some(RECURRENT)]
                     [self.random.below(4) as usize];
@@ -197,6 +198,49 @@ impl Lives {
             _ => {}
         }
         self.check();
+    }
+
+    /// Reads all that trees know, drops it, and writes some of it back.
+    fn restart(&mut self) {
+        let model = [ModelId(1), RECURRENT][self.random.below(2) as usize];
+        let most = 1 + self.random.below(60) as usize;
+        let known = self.kv.known(model, most);
+        let mut kept = Vec::new();
+        for (uid, list) in known {
+            assert!(list.len() <= most, "seed {}", self.seed);
+            let mut prefixes: Vec<Vec<u32>> = Vec::new();
+            for (at, page) in list.iter().enumerate() {
+                let stem = page.after.map_or(Vec::new(), |after| prefixes[after as usize].clone());
+                let (content, whole) = (self.device[&(model, page.page)], [&stem[..], &page.tokens].concat());
+                let state = page.state.map(|state| self.states[&state].clone());
+                assert!(state.as_ref().is_none_or(|state| *state == whole), "seed {}", self.seed);
+                let goes_on = list[at..].iter().any(|other| other.after == Some(at as u32));
+                assert!(model != RECURRENT || state.is_some() || goes_on, "a page before no state");
+                prefixes.push(whole);
+                kept.push((uid, stem, page.tokens.to_vec(), content, state));
+            }
+        }
+        self.kv.drop_cached(Some(model));
+        let part = self.random.below(2 * kept.len() as u64 + 1) as usize;
+        for (uid, stem, tokens, content, state) in kept.into_iter().take(part) {
+            let of = (model, uid.unwrap_or(7));
+            let Self { kv, device, states, .. } = self;
+            let fill = |page| {
+                device.insert((model, page), content);
+                Ok::<_, ()>(())
+            };
+            if kv.adopt(of, &stem, &tokens, fill) == Ok(true)
+                && let Some(state) = state
+            {
+                let whole = [stem, tokens].concat();
+                let fill = |to| {
+                    states.insert(to, state);
+                    Ok::<_, ()>(())
+                };
+                let adopted = kv.adopt_state(of, &whole, fill).unwrap();
+                assert!(!adopted || kv.has(of, &whole) == (true, true), "seed {}", self.seed);
+            }
+        }
     }
 
     /// Counts of holders, of pages and of bytes against those that follow from the sequences.
@@ -319,13 +363,61 @@ fn a_state_is_kept_where_sequences_end_and_where_prompts_part() {
     assert_eq!(run(&mut kv, &second), (0, Some(288)), "the stem is known without a state");
     assert_eq!(run(&mut kv, &third), (288, None));
     assert_eq!(run(&mut kv, &third), (339, None), "all but the token whose logits are wanted");
-    // States go before pages, the longest unused first.
+    // The state of a page goes before the page, and the longest unused before others.
     let before = kv.used_bytes();
     assert_eq!(kv.drop_first(1, &|_| true), 5000);
     assert_eq!(kv.used_bytes(), before - 5000);
     assert_eq!(run(&mut kv, &third).0, 339);
     kv.drop_cached(None);
     assert_eq!(kv.used_bytes(), 0);
+}
+
+/// Leaves a prompt of one page and its state to the tree.
+fn leave(kv: &mut Kv, first: u32) {
+    let (mut held, tokens) = (Held::default(), [first; PAGE]);
+    held.pages.extend(kv.take(RECURRENT, 7));
+    held.spare = kv.take_state(RECURRENT, 7);
+    assert!(held.pages.len() == 1 && held.spare.is_some());
+    kv.advance_state(RECURRENT, 7, &mut held);
+    kv.keep(RECURRENT, 7, &tokens, true, &mut held);
+    kv.release(RECURRENT, 7, &mut held);
+}
+
+/// The prompts that are known with their state, without a use of any.
+fn known_states(kv: &Kv) -> Vec<u32> {
+    let states = kv.trees.values().flat_map(|tree| tree.states());
+    let mut known: Vec<u32> = states.map(|(_, tokens)| tokens[0]).collect();
+    known.sort_unstable();
+    known
+}
+
+#[test]
+fn cached_states_have_half_of_the_budget_and_the_latest_stay() {
+    let mut kv = Kv::new(100 * 100, Reuse::User);
+    kv.open(RECURRENT, 10);
+    kv.open_states(RECURRENT, 1000);
+    (0..20).for_each(|first| leave(&mut kv, first));
+    assert_eq!(known_states(&kv), [15, 16, 17, 18, 19]);
+    let sums = kv.sums();
+    assert_eq!((sums.states, sums.cached), (States { used: 0, cached: 5, cached_bytes: 5000 }, 20));
+    // Those that sequences hold do not count: nine are held, and one more is cached.
+    let held: Vec<_> = (0..9).map(|_| kv.take_state(RECURRENT, 8)).collect();
+    assert!(held.iter().all(Option::is_some) && kv.sums().states.used == 9);
+    assert!(kv.sums().states.cached <= 1 && kv.used_bytes() <= 10_000);
+}
+
+#[test]
+fn pages_whose_states_are_gone_do_not_fill_the_cache() {
+    let mut kv = Kv::new(20 * 150, Reuse::User);
+    kv.open(RECURRENT, 100);
+    kv.open_states(RECURRENT, 50);
+    for first in 0..200 {
+        leave(&mut kv, first);
+    }
+    // Each prompt takes 150 bytes: those of the last ones are there whole, and a step of the next had room.
+    let known = known_states(&kv);
+    assert!(known.len() >= 18 && known.windows(2).all(|two| two[1] == two[0] + 1), "{known:?}");
+    assert_eq!((known.last(), kv.used_bytes() <= 3000), (Some(&199), true));
 }
 
 #[test]

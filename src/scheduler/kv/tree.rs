@@ -79,6 +79,15 @@ pub(in crate::scheduler) struct Known {
     pub after: Option<u32>,
     pub tokens: Arc<[u32]>,
     pub page: u32,
+    /// The recurrent state after its tokens.
+    pub state: Option<u32>,
+}
+
+/// Pages that were listed, and the place of each node among them.
+#[derive(Debug, Default)]
+struct List {
+    places: BTreeMap<NodeId, u32>,
+    known: Vec<Known>,
 }
 
 /// A child's tokens and its number.
@@ -219,26 +228,53 @@ impl Tree {
 
     /// At most so many pages, those used last before others, each with its tokens after the one that it continues.
     pub fn latest(&self, most: usize) -> Vec<Known> {
-        let mut places: BTreeMap<NodeId, u32> = BTreeMap::new();
-        let mut known = Vec::new();
+        let mut list = List::default();
         for (_, leaf) in self.leaves.iter().rev() {
-            let mut path = Vec::new();
-            let mut at = *leaf;
-            while at != ROOT && !places.contains_key(&at) {
-                path.push(at);
-                at = self.node(at).parent;
-            }
-            for id in path.into_iter().rev() {
-                if known.len() >= most {
-                    return known;
-                }
-                let node = self.node(id);
-                places.insert(id, known.len() as u32);
-                let after = places.get(&node.parent).copied();
-                known.push(Known { after, tokens: Arc::clone(&node.tokens), page: node.page });
+            let mut path = self.path_to(*leaf, &list);
+            path.truncate(most - list.known.len());
+            self.add_path(path, &mut list);
+            if list.known.len() >= most {
+                break;
             }
         }
-        known
+        list.known
+    }
+
+    /// As [`Tree::latest`], for paths to states alone. Each state counts as so many pages.
+    pub fn latest_states(&self, most: usize, of_state: usize) -> Vec<Known> {
+        let (mut list, mut count) = (List::default(), 0usize);
+        for (_, id) in self.states.iter().rev() {
+            let path = self.path_to(*id, &list);
+            count = count.saturating_add(path.len()).saturating_add(of_state);
+            if count > most {
+                break;
+            }
+            self.add_path(path, &mut list);
+            if let Some(at) = list.places.get(id) {
+                list.known[*at as usize].state = self.state_of(*id);
+            }
+        }
+        list.known
+    }
+
+    /// Nodes up to this one that are not listed yet, in order of position.
+    fn path_to(&self, id: NodeId, list: &List) -> Vec<NodeId> {
+        let (mut path, mut at) = (Vec::new(), id);
+        while at != ROOT && !list.places.contains_key(&at) {
+            path.push(at);
+            at = self.node(at).parent;
+        }
+        path.reverse();
+        path
+    }
+
+    fn add_path(&self, path: Vec<NodeId>, List { places, known }: &mut List) {
+        for id in path {
+            let node = self.node(id);
+            places.insert(id, known.len() as u32);
+            let (after, tokens) = (places.get(&node.parent).copied(), Arc::clone(&node.tokens));
+            known.push(Known { after, tokens, page: node.page, state: None });
+        }
     }
 
     /// The leaf used longest ago for whose page `may_go` holds, and the time of its use. Leaves of live sequences are
@@ -247,16 +283,23 @@ impl Tree {
         self.leaves.iter().copied().find(|(_, id)| may_go(self.node(*id).page))
     }
 
-    /// The tokens up to a node's end, and its page, if that is whole.
-    pub fn whole_prefix(&self, id: NodeId) -> Option<(Vec<u32>, u32)> {
-        let last = self.node(id);
-        let (mut path, mut at) = (Vec::new(), id);
-        while at != ROOT {
-            path.push(at);
-            at = self.node(at).parent;
-        }
-        let tokens = path.into_iter().rev().flat_map(|id| self.node(id).tokens.iter().copied());
-        (last.tokens.len() == KV_PAGE_TOKENS).then(|| (tokens.collect(), last.page))
+    /// The tokens up to a node's end.
+    pub fn prefix(&self, id: NodeId) -> Vec<u32> {
+        let path = self.path_to(id, &List::default());
+        path.into_iter().flat_map(|id| self.node(id).tokens.iter().copied()).collect()
+    }
+
+    /// The node that ends with `tokens`. No use.
+    pub fn node_of(&self, tokens: &[u32]) -> Option<NodeId> {
+        let (stem, rest) = tokens.split_at(tokens.len() - tokens.len() % KV_PAGE_TOKENS);
+        let at = self.node_after(stem)?;
+        let node = if rest.is_empty() { Some(at) } else { self.node(at).children.get(rest).copied() };
+        node.filter(|node| *node != ROOT)
+    }
+
+    /// The state after a node's tokens, if it has one.
+    pub fn state_of(&self, id: NodeId) -> Option<u32> {
+        self.node(id).state.map(|(state, _)| state)
     }
 
     /// Finds the last state in the path of `tokens`, which counts as a use of it at `now`.
@@ -308,8 +351,7 @@ impl Tree {
 
     /// The node whose state was used longest ago, of those for whose state `may_go` holds, and the time of that use.
     pub fn oldest_state(&self, may_go: impl Fn(u32) -> bool) -> Option<(u64, NodeId)> {
-        let state = |id: NodeId| self.node(id).state.map(|(state, _)| state);
-        self.states.iter().copied().find(|(_, id)| state(*id).is_some_and(&may_go))
+        self.states.iter().copied().find(|(_, id)| self.state_of(*id).is_some_and(&may_go))
     }
 
     /// Removes a node's state; [`Tree::take_gone`] lists it.
@@ -361,16 +403,7 @@ mod tests {
             let states: Vec<_> = states.collect();
             let listed: BTreeSet<_> = states.iter().map(|(id, (_, used))| (*used, *id)).collect();
             assert_eq!(listed, self.states);
-            let with_tokens = states.into_iter().map(|(id, (state, _))| {
-                let (mut path, mut at) = (Vec::new(), id);
-                while at != ROOT {
-                    path.push(at);
-                    at = self.node(at).parent;
-                }
-                let tokens = path.into_iter().rev().flat_map(|id| self.node(id).tokens.iter().copied());
-                (state, tokens.collect())
-            });
-            with_tokens.collect()
+            states.into_iter().map(|(id, (state, _))| (state, self.prefix(id))).collect()
         }
 
         /// Checks the order of the tree, and each page with its tokens.

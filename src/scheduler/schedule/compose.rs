@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::{Schedule, StepPlan, Work};
-use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 use crate::scheduler::SequenceId;
 use crate::scheduler::costs::Estimate;
@@ -38,8 +37,6 @@ pub(super) const MIXED: f64 = 2.0;
 const MIXED_LEAST: Duration = Duration::from_millis(10);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
-/// A sequence waits for another one that computes at least this part of the tokens that it lacks.
-const SHARED_PART: f64 = 0.25;
 /// Rows of a contended model's first step.
 const FIRST_ROWS: u32 = 16;
 /// How long steps stay short after a second user's last sequence.
@@ -76,6 +73,7 @@ impl<A> Schedule<A> {
             let uid = self.running[at].request.uid;
             let left = rows.get(&uid).copied().unwrap_or(0);
             let Some(most) = self.most_rows(&self.running[at], left, &work) else { continue };
+            self.split_for_others(at);
             if let Some(planned) = self.plan_rows(id, most, &mut work, now) {
                 rows.insert(uid, left.saturating_sub(planned.rows));
                 work.push(planned);
@@ -102,28 +100,6 @@ impl<A> Schedule<A> {
         let fits =
             sequence.pending() <= left && planned.saturating_add(sequence.pending()) <= self.limits.rows_max;
         fits.then_some(left)
-    }
-
-    /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The
-    /// sequence then takes those pages afterwards. It waits only while the other one gets rows, so some always goes on.
-    fn is_computed_by(&self, work: &[Work], sequence: &Sequence<A>) -> bool {
-        let Request { uid, model, .. } = sequence.request;
-        if !sequence.fresh || !self.kv.reuses() || sequence.needs_rows() || sequence.is_recurrent() {
-            return false;
-        }
-        let known = |s: &Sequence<A>| s.kv.known_tokens();
-        // The last known token is computed in any case.
-        let mine = sequence.tokens.split_last().map_or(&[][..], |(_, before)| before);
-        let mine = mine.get(known(sequence)..).unwrap_or_default();
-        let least = (mine.len() as f64 * SHARED_PART).ceil() as usize;
-        let prefills = work.iter().filter(|w| !w.decode && w.uid == uid && w.id != sequence.request.id);
-        let others = prefills.filter_map(|w| self.running.iter().find(|s| s.request.id == w.id));
-        others.filter(|s| s.request.model == model && s.kv.is_beside(&sequence.kv)).any(|other| {
-            let theirs = other.tokens.get(known(other)..).unwrap_or_default();
-            let shared = mine.iter().zip(theirs).take_while(|(a, b)| a == b).count();
-            // Less than a page is known to others when the whole prompt is computed.
-            shared >= least.max(1) && (shared >= KV_PAGE_TOKENS || shared == mine.len())
-        })
     }
 
     /// Notes whether several users have work, and forgets the accounts of those that left.

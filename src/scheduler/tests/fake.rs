@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::memory::Memory;
-use super::states::States;
+use super::states::{States, words_of};
 use crate::backend::*;
 use crate::program::{self, Op, Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
@@ -420,21 +420,26 @@ impl Backend for Fake {
 
     fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
         let state = self.control.0.0.lock();
-        let page = state.pages.get(&(slot.0, page)).expect("a page that is read was written");
-        let program = &state.slots[&slot.0].0;
-        let mut bytes: Vec<u8> = page.iter().flat_map(|t| t.unwrap_or(u32::MAX).to_le_bytes()).collect();
-        bytes.resize(page_bytes(program) as usize, 0);
+        let tokens = state.pages.get(&(slot.0, page)).expect("a page that is read was written").iter();
+        let mut bytes: Vec<u8> = tokens.flat_map(|t| t.unwrap_or(u32::MAX).to_le_bytes()).collect();
+        bytes.resize(page_bytes(&state.slots[&slot.0].0) as usize, 0);
         Ok(bytes)
     }
 
     fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
-        let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
-        let tokens: Vec<_> =
-            words.take(KV_PAGE_TOKENS).map(|token| (token != u32::MAX).then_some(token)).collect();
-        let mut state = self.control.0.0.lock();
+        let tokens = words_of(bytes).map(|word| (word != u32::MAX).then_some(word));
+        let (tokens, mut state) = (tokens.take(KV_PAGE_TOKENS).collect::<Vec<_>>(), self.control.0.0.lock());
         state.give_memory(slot, &[page], &self.control.1)?;
         state.pages.insert((slot.0, page), tokens.try_into().unwrap());
         Ok(())
+    }
+
+    fn read_state(&mut self, slot: ModelSlot, state: u32) -> Result<Vec<u8>, BackendError> {
+        Ok(self.control.0.0.lock().states.read(slot.0, state))
+    }
+
+    fn write_state(&mut self, slot: ModelSlot, state: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        self.control.0.0.lock().states.write((slot.0, &self.control.1), state, bytes)
     }
 
     fn page_layout(&self) -> &'static str {

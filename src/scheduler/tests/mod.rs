@@ -212,6 +212,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         scores: None,
         embedding: None,
         drafts: 0,
+        alike: 0,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

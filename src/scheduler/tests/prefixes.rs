@@ -241,9 +241,9 @@ fn users_prefixes_and_cancels_at_random_change_no_token() {
 
 /// Keeps what it is given.
 #[derive(Debug)]
-struct Shelf {
+pub struct Shelf {
     room_bytes: u64,
-    kept: std::sync::Mutex<Vec<Prefixes>>,
+    pub kept: std::sync::Mutex<Vec<Prefixes>>,
 }
 
 impl PrefixKeeper for Shelf {
@@ -257,7 +257,7 @@ impl PrefixKeeper for Shelf {
 }
 
 /// A shelf, and options with it.
-fn shelf(pages: u64, reuse: Reuse) -> (Arc<Shelf>, EngineOptions) {
+pub fn shelf(pages: u64, reuse: Reuse) -> (Arc<Shelf>, EngineOptions) {
     let shelf = Arc::new(Shelf { room_bytes: budget_of(pages), kept: Default::default() });
     let keeper = Some(Arc::clone(&shelf) as Arc<dyn PrefixKeeper>);
     (shelf, EngineOptions { keeper, reuse, ..EngineOptions::default() })

@@ -9,6 +9,11 @@ use crate::program::Program;
 /// Bytes of a state: some pages.
 pub const STATE_BYTES: u64 = 500_000;
 
+/// Little-endian numbers.
+pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+}
+
 #[derive(Debug, Default)]
 pub struct States {
     /// Whether sequences have states.
@@ -69,6 +74,31 @@ impl States {
             }
             self.tokens.insert((slot, number), tokens);
         }
+        Ok(())
+    }
+
+    /// A state as bytes: the number of its tokens, and these.
+    pub fn read(&self, slot: u32, number: u32) -> Vec<u8> {
+        let tokens = self.tokens.get(&(slot, number)).expect("a state that is read was written");
+        let words = [tokens.len() as u32].into_iter().chain(tokens.iter().copied());
+        let mut bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        bytes.resize(STATE_BYTES as usize, 0);
+        bytes
+    }
+
+    pub fn write(
+        &mut self,
+        (slot, memory): (u32, &Memory),
+        number: u32,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        assert_eq!(bytes.len() as u64, STATE_BYTES);
+        let mut words = words_of(bytes);
+        let count = words.next().unwrap() as usize;
+        if !self.tokens.contains_key(&(slot, number)) {
+            memory.take_pages(STATE_BYTES)?;
+        }
+        self.tokens.insert((slot, number), words.take(count).collect());
         Ok(())
     }
 

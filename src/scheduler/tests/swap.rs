@@ -1,6 +1,7 @@
 //! Pages of parked sequences go to host memory and come back.
 
 use super::fake::page_bytes;
+use super::states::STATE_BYTES;
 use super::*;
 use crate::backend::KV_PAGE_TOKENS;
 
@@ -43,6 +44,24 @@ fn a_parked_sequence_computes_no_whole_page_again() {
     let without = crowd(&rig(ROOM, 0));
     assert_eq!((without.kv_pages_swapped_out, without.kv_pages_swapped_in), (0, 0));
     assert!(without.sequences_parked > 0);
+}
+
+#[test]
+fn a_parked_sequence_with_a_recurrent_state_goes_on_where_it_was() {
+    let page = page_bytes(&open(1, &kept_model()).plan.program);
+    // As many pages and states as two or three sequences are admitted with: they need more as they grow.
+    for (pages, states) in [(12, 4), (18, 6)] {
+        let kv_budget_bytes = pages * page + states * STATE_BYTES;
+        let rig = |swap_bytes| {
+            let options = EngineOptions { kv_budget_bytes, swap_bytes, ..Default::default() };
+            Rig::with(Control::recurrent(), options)
+        };
+        let (with, without) = (crowd(&rig(1 << 40)), crowd(&rig(0)));
+        assert!(with.sequences_parked > 0 && with.kv_pages_swapped_in > 0, "{with:?}");
+        assert_eq!((without.kv_pages_swapped_out, without.kv_pages_swapped_in), (0, 0));
+        let [with, without] = [with, without].map(|counters| counters.prefill_rows);
+        assert!(with < without, "{with} rows of prompts with host memory, {without} without");
+    }
 }
 
 #[test]

@@ -341,6 +341,12 @@ pub const EXT_DEVICE_PAGES_EVICTED: u16 = 4;
 pub const EXT_DEVICE_DRAFTED: u16 = 5;
 /// Those of them that became an answer's.
 pub const EXT_DEVICE_ACCEPTED: u16 = 6;
+/// Recurrent states of requests.
+pub const EXT_DEVICE_STATES: u16 = 7;
+/// Cached recurrent states: of known prefixes that no request has now.
+pub const EXT_DEVICE_STATES_CACHED: u16 = 8;
+/// Bytes of these.
+pub const EXT_DEVICE_STATES_CACHED_BYTES: u16 = 9;
 
 /// Key of [`StatusReply`]'s `ext`: number of lost threads, as a u32; absent for none.
 pub const EXT_STATUS_LOST_THREADS: u16 = 2;
@@ -381,9 +387,24 @@ impl DeviceStatus {
         number(&self.ext, EXT_DEVICE_ACCEPTED).unwrap_or(0)
     }
 
-    /// Bytes of cached KV pages; `kv_bytes` includes them, `kv_pages_used` does not.
+    /// Bytes of cached KV pages and recurrent states; `kv_bytes` includes them, `kv_pages_used` does not.
     pub fn kv_cached_bytes(&self) -> u64 {
         number(&self.ext, EXT_DEVICE_CACHED).unwrap_or(0)
+    }
+
+    /// Recurrent states that requests have, some of them together; `kv_bytes` includes theirs.
+    pub fn states_used(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_STATES).unwrap_or(0)
+    }
+
+    /// Cached recurrent states, which no request has.
+    pub fn states_cached(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_STATES_CACHED).unwrap_or(0)
+    }
+
+    /// Bytes of cached recurrent states; [`DeviceStatus::kv_cached_bytes`] includes them.
+    pub fn states_cached_bytes(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_STATES_CACHED_BYTES).unwrap_or(0)
     }
 
     /// Cached KV pages that went because others needed their bytes.

@@ -106,6 +106,24 @@ impl GenerateRequest {
         }
     }
 
+    /// The same request, which so many more with the same prompt follow at once. The daemon then computes what they share once,
+    /// also where the model's state after that is to be kept for it.
+    #[must_use]
+    pub fn with_alike(mut self, more: u8) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_ALIKE);
+        self.ext.push((EXT_GENERATE_ALIKE, vec![more]));
+        self
+    }
+
+    /// How many requests with the same prompt follow: 0 without a number, and for bytes that are none.
+    pub fn alike(&self) -> u8 {
+        let of = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_ALIKE);
+        match of.map(|(_, bytes)| bytes.as_slice()) {
+            Some([more]) => *more,
+            _ => 0,
+        }
+    }
+
     /// Name of the session that the request goes on with, if it names one.
     ///
     /// # Errors
@@ -131,6 +149,9 @@ pub const EXT_GENERATE_SHIFT: u16 = 2;
 
 /// Key of [`GenerateRequest`]'s `ext`: u8, most drafted tokens that a step may compute.
 pub const EXT_GENERATE_DRAFTS: u16 = 4;
+
+/// Key of [`GenerateRequest`]'s `ext`: u8, how many requests with the same prompt follow at once.
+pub const EXT_GENERATE_ALIKE: u16 = 5;
 
 /// Priority of a request that states none.
 pub const PRIORITY: u8 = 128;
@@ -368,6 +389,15 @@ impl Validate for Prompt {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_that_follow_are_a_number_in_a_byte() {
+        let request = GenerateRequest::new("m", Prompt::Text("p".into()));
+        assert_eq!((request.alike(), request.clone().with_alike(9).with_alike(255).alike()), (0, 255));
+        let mut wrong = request;
+        wrong.ext.push((EXT_GENERATE_ALIKE, vec![1, 0]));
+        assert_eq!((wrong.alike(), wrong.validate()), (0, Ok(())));
+    }
 
     #[test]
     fn drafts_are_a_number_in_a_byte() {

@@ -389,10 +389,26 @@ pub struct ResidencyEntry {
 /// Key of [`ResidencyEntry`]'s `ext`: bytes of the model's cached KV pages, as a little-endian u64; absent for none.
 pub const EXT_MODEL_CACHED: u16 = 1;
 
+/// Key of [`ResidencyEntry`]'s `ext`: number of the model's cached recurrent states, as a little-endian u64; absent for none.
+pub const EXT_MODEL_STATES_CACHED: u16 = 2;
+
+/// Key of [`ResidencyEntry`]'s `ext`: their bytes, as a little-endian u64; absent for none.
+pub const EXT_MODEL_STATES_CACHED_BYTES: u16 = 3;
+
 impl ResidencyEntry {
-    /// Bytes of KV pages of known prefixes that no request has now; `kv_bytes` includes them.
+    /// Bytes of KV pages and recurrent states of known prefixes that no request has now; `kv_bytes` includes them.
     pub fn kv_cached_bytes(&self) -> u64 {
         number(&self.ext, EXT_MODEL_CACHED).unwrap_or(0)
+    }
+
+    /// Recurrent states of known prefixes that no request has now.
+    pub fn states_cached(&self) -> u64 {
+        number(&self.ext, EXT_MODEL_STATES_CACHED).unwrap_or(0)
+    }
+
+    /// Their bytes; [`ResidencyEntry::kv_cached_bytes`] includes them.
+    pub fn states_cached_bytes(&self) -> u64 {
+        number(&self.ext, EXT_MODEL_STATES_CACHED_BYTES).unwrap_or(0)
     }
 }
 

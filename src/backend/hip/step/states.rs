@@ -94,6 +94,38 @@ impl StatePool {
         Ok(address)
     }
 
+    /// Copies an array to the host; waits for the stream.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] if the number has none, [`HipError`](crate::backend::hip::HipError).
+    pub fn read(&self, stream: &Stream, number: u32) -> Result<Vec<u8>, BackendError> {
+        let array = self.arrays.get(number as usize).and_then(Option::as_ref);
+        let array = array.ok_or(BackendError::Batch("a recurrent state without memory is read"))?;
+        let mut bytes = vec![0u8; self.array_bytes];
+        stream.download(array.all(), bytes.as_mut_slice())?;
+        Ok(bytes)
+    }
+
+    /// Fills an array, which the number gets if it has none; waits for the stream.
+    ///
+    /// # Errors
+    /// As [`StatePool::materialise`], and [`BackendError::Batch`] if `bytes` is not as long as an array.
+    pub fn fill(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        number: u32,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        if bytes.len() != self.array_bytes {
+            return Err(BackendError::Batch("a recurrent state is filled with another number of bytes"));
+        }
+        self.materialise(device, stream, number)?;
+        let array = self.arrays.get(number as usize).and_then(Option::as_ref);
+        let array = array.ok_or(BackendError::Batch("a recurrent state without memory is filled"))?;
+        Ok(stream.upload(array.all(), bytes)?)
+    }
+
     /// Frees a number's array. No work in flight may use it.
     pub fn release(&mut self, number: u32) {
         if let Some(slot) = self.arrays.get_mut(number as usize) {

@@ -44,6 +44,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         scores: false,
         embeds: None,
         drafts: 0,
+        alike: 0,
         whole: false,
     }
 }
