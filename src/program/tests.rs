@@ -464,7 +464,7 @@ fn encoder_fault(text_rows: u32, write: impl FnOnce(&mut Rig)) -> Option<String>
     write(&mut rig);
     let mut builder = rig.builder;
     builder.part(PartKind::Head);
-    let program = builder.finish(Output::Rows(Encoder { rows: x, text_rows, classifier: None }));
+    let program = builder.finish(Output::Rows(Encoder { rows: x, text_rows }));
     program.err().map(|error| error.to_string())
 }
 

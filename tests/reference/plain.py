@@ -64,13 +64,18 @@ class Decoder:
 
     def logp(self, ids):
         """Log-probabilities of the next token after each of `ids`, one row per id."""
-        x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
-        for layer in range(self.layers):
-            x = self.block(layer, f"blk.{layer}.", x)
+        x = self.rows(ids)
         logits = self.logits(self.linear("output" if "output.weight" in self.tensors else "token_embd",
                                          self.norm("output_norm", x)))
         logits = logits - logits.max(-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    def rows(self, ids):
+        """What the last layer leaves."""
+        x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
+        for layer in range(self.layers):
+            x = self.block(layer, f"blk.{layer}.", x)
+        return x
 
     def block(self, layer, at, x):
         x = x + self.attention(layer, at, self.norm(at + "attn_norm", x))
@@ -184,6 +189,13 @@ class Sandwich(Decoder):
     def block(self, layer, at, x):
         x = x + self.norm(at + "post_attention_norm", self.attention(layer, at, self.norm(at + "attn_norm", x)))
         return x + self.norm(at + "post_ffw_norm", self.feed_forward(at, self.norm(at + "ffn_norm", x)))
+
+
+class Qwen3(Decoder):
+    def score(self, ids):
+        """Of a text, by the classifier of its last row: the share of yes."""
+        outputs = self.linear("cls.output", self.norm("output_norm", self.rows(ids)[-1:]))
+        return float(softmax(outputs)[0, 0])
 
 
 class Gemma3(Sandwich):
@@ -459,5 +471,7 @@ def embeddings(path, ids, lengths):
 
 def scores(path, texts):
     """Scores of lists of ids by a classifier: exact, and as llama.cpp computes them with its GELU table."""
-    models = [Bert(path, as_llama_cpp) for as_llama_cpp in (False, True)]
+    from gguf import GGUFReader
+    kind = {"bert": Bert, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
+    models = [kind(path, as_llama_cpp) for as_llama_cpp in (False, True)]
     return [[model.score(np.array(ids)) for ids in texts] for model in models]

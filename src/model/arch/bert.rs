@@ -98,10 +98,10 @@ fn feed_forward_half(
     w.norm_groups("norm after feed-forward", "layer_output_norm", norm, sizes.hidden, x);
 }
 
-/// The result of an encoder whose last layer left `rows`, and its classifier.
+/// The result of an encoder whose last layer left `rows`.
 pub(super) fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
     w.metadata.ignore_one_text("classifier.output_labels");
-    let classifier = w.classifier(sizes.hidden);
+    w.rows_head(sizes.hidden);
     let context = sizes.context.min(TEXT_ROWS_MAX);
-    Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context, classifier })
+    Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context })
 }

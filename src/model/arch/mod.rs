@@ -46,7 +46,7 @@ use writer::Writer;
 
 use super::files::ModelFiles;
 use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
-use crate::program::{Classifier, Encoder, Output, ValueId};
+use crate::program::{Encoder, Output, ValueId};
 
 /// Result of an architecture: its logits, sizes and context length.
 struct Written {
@@ -66,8 +66,6 @@ struct Encoded {
     shape: Shape,
     /// Most tokens of a text.
     context: u32,
-    /// Scores texts.
-    classifier: Option<Classifier>,
 }
 
 /// An architecture: its `general.architecture`, which is also the prefix of its keys, and the writer of its program.
@@ -136,8 +134,8 @@ pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, Pl
     let name = files.header().string("general.architecture").ok_or(PlanError::NoArchitecture)?;
     if let Some(architecture) = ENCODERS.iter().find(|a| a.name == name) {
         let mut writer = Writer::new(files, architecture.name, vocab);
-        let Encoded { rows, shape, context, classifier } = (architecture.write)(&mut writer)?;
-        let result = Output::Rows(Encoder { rows, text_rows: context, classifier });
+        let Encoded { rows, shape, context } = (architecture.write)(&mut writer)?;
+        let result = Output::Rows(Encoder { rows, text_rows: context });
         return writer.finish(architecture.name, result, shape, context);
     }
     let Some(architecture) = ARCHITECTURES.iter().find(|a| a.name == name) else {

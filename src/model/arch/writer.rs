@@ -16,8 +16,8 @@ use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
-    Activation, Builder, Encoder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec,
-    State, TableRow, TensorId, ValueId,
+    Activation, Builder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec, State,
+    TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -548,9 +548,8 @@ impl<'a> Writer<'a> {
     ) -> Result<ExecutionPlan, PlanError> {
         self.tensors.finish(name)?;
         let pooling = self.metadata.count_if_there("pooling_type", 0..=4)?.map_or(0, |number| number as u64);
-        let scores = matches!(result, Output::Rows(Encoder { classifier: Some(_), .. }));
         let wanted = Pooling::of_file(pooling);
-        if pooling != 0 && wanted.is_none() && !scores {
+        if pooling != 0 && wanted.is_none() && !self.program.scores() {
             return Err(self.metadata.unsupported("scores and no classifier, cls.output (pooling_type = 4)"));
         }
         super::unread_keys::check(&self.metadata, shape.hidden, context_length)?;

@@ -83,9 +83,11 @@ pub fn encoders() -> Vec<(&'static str, Forge)> {
     encoders::encoders()
 }
 
-/// The encoders that score, of the same file, by name.
+/// The models that score, of the same file, by name.
 pub fn rankers() -> Vec<(&'static str, Forge)> {
-    encoders::rankers()
+    let mut all = encoders::rankers();
+    all.push(("qwen3-ranker", llama::ranker()));
+    all
 }
 
 /// Large enough that a norm without it is wrong by a percent.
