@@ -256,8 +256,12 @@ impl Checker<'_> {
                     })
                 })
             }
-            Op::Experts { experts, biases, from, out, .. } => {
+            Op::Experts { experts, biases, activation, from, out, .. } => {
                 let ffn = self.experts(experts, from, out)?;
+                let of_gates = matches!(activation, Activation::Clamped | Activation::Linear);
+                demand(experts.gated || (biases.is_none() && !of_gates), || {
+                    "experts without gates have no biases, and no activation of a gate alone".into()
+                })?;
                 let widths = [ffn, ffn, self.width(out)?];
                 let mut each = biases.into_iter().flatten().zip(widths);
                 each.try_for_each(|(bias, width)| self.numbers(bias, experts.count, width))

@@ -326,22 +326,20 @@ fn heads_are_whole_and_a_row_sees_itself() {
     assert!(text.unwrap().contains("belong to the first part"));
 }
 
+/// A choice of `used` of two experts.
+fn route(rig: &mut Rig, used: usize) -> ValueId {
+    let (logits, out) = (rig.project(2), rig.builder.choice(used));
+    let (gating, bias, groups, normalise, scale) = (Gating::Softmax, None, None, true, 1.0);
+    rig.builder.push(Op::Route { logits, gating, bias, groups, normalise, scale, out });
+    out
+}
+
 #[test]
 fn experts_are_alike_and_come_when_chosen() {
     // `width`: that of down's biases, if there are biases.
     let biased = |count: u32, used: usize, last: DType, residence, width: Option<u64>| {
         move |rig: &mut Rig| {
-            let logits = rig.project(2);
-            let choice = rig.builder.choice(used);
-            rig.builder.push(Op::Route {
-                logits,
-                gating: Gating::Softmax,
-                bias: None,
-                groups: None,
-                normalise: true,
-                scale: 1.0,
-                out: choice,
-            });
+            let choice = route(rig, used);
             let first = rig.builder.next_tensor();
             for expert in 0..2 {
                 let dtype = if expert == 0 { DType::F32 } else { last };
@@ -350,7 +348,7 @@ fn experts_are_alike_and_come_when_chosen() {
                 }
             }
             let (from, out) = (rig.project(WIDTH), rig.x);
-            let experts = ExpertRange { first, count };
+            let experts = ExpertRange { first, count, gated: true };
             let mut bias = |width| rig.builder.tensor(tensor(DType::F32, &[width, 2]), Residence::Device);
             let biases = width.map(|width| [bias(6), bias(6), bias(width)]);
             let activation = Activation::Clamped;
@@ -366,6 +364,24 @@ fn experts_are_alike_and_come_when_chosen() {
     refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
     refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
     refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
+    // Two tensors of each of two experts.
+    let ungated = |activation, biased: bool| {
+        move |rig: &mut Rig| {
+            let choice = route(rig, 1);
+            let first = rig.builder.next_tensor();
+            for dims in [[4, 6], [6, 4], [4, 6], [6, 4]] {
+                rig.builder.tensor(tensor(DType::F32, &dims), Residence::Chosen);
+            }
+            let experts = ExpertRange { first, count: 2, gated: false };
+            assert!(experts.each(1).eq([2, 3].map(|role| TensorId(first.0 + role))));
+            let bias = rig.builder.tensor(tensor(DType::F32, &[6, 2]), Residence::Device);
+            let (from, out, biases) = (rig.project(WIDTH), rig.x, biased.then_some([bias; 3]));
+            rig.builder.push(Op::Experts { experts, biases, choice, activation, from, out });
+        }
+    };
+    assert_eq!(fault(ungated(Activation::SquaredRelu, false)), None);
+    refused("experts without gates have no biases", ungated(Activation::Linear, false));
+    refused("experts without gates have no biases", ungated(Activation::SquaredRelu, true));
     refused("of a gate and its up", |rig| {
         let out = rig.builder.value(WIDTH);
         rig.builder.push(Op::Activate { activation: Activation::Clamped, from: rig.x, out });

@@ -473,7 +473,7 @@ impl Writer<'_> {
                 for weight in experts.iter().flatten() {
                     self.program.tensor(weight.lazy.clone(), Residence::Chosen);
                 }
-                let experts = ExpertRange { first, count: experts.len() as u32 };
+                let experts = ExpertRange { first, count: experts.len() as u32, gated: true };
                 self.program.push(Op::Experts {
                     experts,
                     biases: None,

@@ -100,6 +100,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "minimax-m2", write: minimax_m2::write },
     Architecture { name: "mistral3", write: mistral3::write },
     Architecture { name: "nemotron_h", write: nemotron_h::write },
+    Architecture { name: "nemotron_h_moe", write: nemotron_h::write_moe },
     Architecture { name: "olmo2", write: olmo2::write },
     Architecture { name: "phi2", write: phi2::write },
     Architecture { name: "phi3", write: phi3::write },

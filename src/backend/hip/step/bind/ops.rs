@@ -416,8 +416,9 @@ impl Lower<'_> {
         } else {
             None
         };
-        let both = if grouped.is_some() || is_apart(activation, biases.is_some()) {
-            let cols = limits::width(2 * set.ffn)?;
+        let has_gates = range.gated;
+        let both = if grouped.is_some() || !has_gates || is_apart(activation, biases.is_some()) {
+            let cols = limits::width(if has_gates { 2 * set.ffn } else { set.ffn })?;
             Some(of_pairs(self, cols))
         } else {
             None
@@ -437,8 +438,19 @@ impl Lower<'_> {
         {
             route.sets.push(number);
         }
-        let unit =
-            Experts { set: number, choice, from, activation, biases, out, gated, both, results, grouped };
+        let unit = Experts {
+            set: number,
+            choice,
+            from,
+            has_gates,
+            activation,
+            biases,
+            out,
+            gated,
+            both,
+            results,
+            grouped,
+        };
         self.emit(Work::Experts(unit), Rows::All);
         self.convert(wrote)
     }

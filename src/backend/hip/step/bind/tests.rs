@@ -396,7 +396,7 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
             w.builder.tensor(lazy, Residence::Chosen);
         }
     }
-    let experts = ExpertRange { first, count: 6 };
+    let experts = ExpertRange { first, count: 6, gated: true };
     w.builder.push(Op::Experts {
         experts,
         biases: None,
