@@ -15,6 +15,7 @@ pub use builder::Builder;
 pub use check::ProgramError;
 pub use op::{
     Access, Activation, DeltaHeads, ExpertGroups, ExpertRange, Gating, HeadPart, NormKind, Op, TableRow,
+    alibi_slope,
 };
 pub use rope::{Growth, RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 

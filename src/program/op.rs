@@ -122,6 +122,8 @@ pub enum Op {
         both_ways: bool,
         /// Scores x become `cap * tanh(x / cap)`; above 0.
         cap: Option<f32>,
+        /// Subtracts [`alibi_slope`] times the distance of the positions from each score, after the cap.
+        alibi: bool,
         /// `[query heads]` f32. The softmax of a head counts its sink as one more score, whose value is 0.
         sinks: Option<TensorId>,
         /// Written; as wide as the queries.
@@ -321,6 +323,18 @@ impl HeadPart {
     pub fn whole(head_dim: u32) -> Self {
         Self { head_dim, first: 0, width: head_dim }
     }
+}
+
+/// Slope of a query head, of `heads`, whose scores fall with the distance of positions (ALiBi, with the usual 8). The slopes are
+/// powers of two if the number of heads is one, and those of other heads lie between them.
+pub fn alibi_slope(head: u32, heads: u32) -> f32 {
+    let whole = 1u32 << heads.max(1).ilog2();
+    let power = if head < whole {
+        f64::from(head + 1) / f64::from(whole)
+    } else {
+        f64::from(2 * (head - whole) + 1) / f64::from(2 * whole)
+    };
+    (-8.0 * power).exp2() as f32
 }
 
 /// The row of a table that [`Op::AddRow`] adds.

@@ -85,6 +85,7 @@ fn a_sound_program_has_its_parts_and_sizes() {
                 scale: 1.0,
                 window: Some(1),
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -278,6 +279,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 scale: 1.0,
                 window,
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -294,6 +296,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 scale: 1.0,
                 window: None,
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks,
                 out,
@@ -310,8 +313,8 @@ fn heads_are_whole_and_a_row_sees_itself() {
         refused("must be finite and above 0", move |rig| {
             let state = rig.builder.state(State::Kv { heads: 1, head_dim: 4 });
             let (queries, out) = (rig.x, rig.builder.value(WIDTH));
-            let (scale, window, both_ways, cap, sinks) = (1.0, None, false, Some(cap), None);
-            rig.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
+            let (scale, window, both_ways, cap, alibi, sinks) = (1.0, None, false, Some(cap), false, None);
+            rig.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out });
         });
     }
     let text = fault(|rig| {
@@ -495,6 +498,7 @@ fn attend_to(rig: &mut Rig, both_ways: bool, window: Option<u32>) {
         window,
         both_ways,
         cap: None,
+        alibi: false,
         sinks: None,
         out,
     });
@@ -524,4 +528,15 @@ fn an_encoder_has_rows_of_whole_texts() {
         rig.builder.push(Op::Take { from: rig.x, out });
         rig.builder.push(Op::AddRow { table, row: TableRow::First, out });
     });
+}
+
+/// As the paper states for eight heads: powers of 1/2. Further heads lie halfway between the first ones.
+#[test]
+fn slopes_of_heads_fall_by_powers() {
+    let eight: Vec<f32> = (0..8).map(|head| alibi_slope(head, 8)).collect();
+    assert_eq!(eight, [1, 2, 3, 4, 5, 6, 7, 8].map(|power| 0.5f32.powi(power)));
+    let twelve: Vec<f32> = (0..12).map(|head| alibi_slope(head, 12)).collect();
+    assert_eq!(twelve[..8], eight[..]);
+    let between = [0.5, 1.5, 2.5, 3.5].map(|power: f32| (-power).exp2());
+    assert!(twelve[8..].iter().zip(between).all(|(slope, want)| (slope / want - 1.0).abs() < 1e-6));
 }

@@ -438,6 +438,7 @@ impl Writer<'_> {
             scale,
             window: None,
             both_ways: false,
+            alibi: false,
             cap: None,
             sinks: None,
             out,

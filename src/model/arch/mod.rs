@@ -125,6 +125,7 @@ struct EncoderArchitecture {
 const ENCODERS: &[EncoderArchitecture] = &[
     EncoderArchitecture { name: "bert", write: bert::write },
     EncoderArchitecture { name: "gemma-embedding", write: gemma3::write_encoder },
+    EncoderArchitecture { name: "jina-bert-v2", write: bert::write_jina_v2 },
     EncoderArchitecture { name: "jina-bert-v3", write: bert::write_jina },
     EncoderArchitecture { name: "modern-bert", write: modern_bert::write },
     EncoderArchitecture { name: "nomic-bert", write: bert::write_nomic },

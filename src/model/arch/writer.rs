@@ -88,13 +88,14 @@ pub(super) struct Attention {
     pub window: Option<u32>,
     pub both_ways: bool,
     pub cap: Option<f32>,
+    pub alibi: bool,
     pub sinks: Option<TensorId>,
 }
 
 impl Attention {
     /// Attention to earlier positions with plain scores.
     pub fn of(scale: f32, window: Option<u32>) -> Self {
-        Self { scale, window, both_ways: false, cap: None, sinks: None }
+        Self { scale, window, both_ways: false, cap: None, alibi: false, sinks: None }
     }
 }
 
@@ -182,6 +183,11 @@ impl<'a> Writer<'a> {
     /// True when the part has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.has(&self.name(name))
+    }
+
+    /// Rows of a tensor of the part; `None` where the file has no such tensor.
+    pub fn rows(&self, name: &str) -> Option<u64> {
+        self.tensors.rows(&self.name(name))
     }
 
     /// Numbers per row of a value.
@@ -409,8 +415,8 @@ impl<'a> Writer<'a> {
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
-        let Attention { scale, window, both_ways, cap, sinks } = how;
-        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, sinks, out });
+        let Attention { scale, window, both_ways, cap, alibi, sinks } = how;
+        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, alibi, sinks, out });
         out
     }
 

@@ -225,9 +225,12 @@ impl Lower<'_> {
     }
 
     fn attend(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
+        let Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, .. } = *op else {
             return Ok(());
         };
+        if alibi {
+            return Err(limits::operation("attention whose scores fall with the distance (ALiBi)"));
+        }
         let around = both_ways && window.is_some();
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
