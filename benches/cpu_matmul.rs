@@ -108,6 +108,7 @@ impl Matrix {
             DType::F32 => &[3],
             DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
             DType::MXFP4 => &[0],
+            DType::NVFP4 => &[0, 1, 2, 3],
             DType::Q6_K => &[209],
             DType::Q2_K => &[81, 83],
             DType::Q3_K => &[109],
@@ -122,6 +123,7 @@ impl Matrix {
         let byte = match dtype {
             DType::F32 | DType::BF16 => 0x3c,
             DType::MXFP4 => 120,
+            DType::NVFP4 => 24,
             _ => 0x20,
         };
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {

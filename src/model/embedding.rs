@@ -65,7 +65,7 @@ pub struct Pooler {
     scorer: Option<Scorer>,
 }
 
-/// A classifier with its weights.
+/// A classifier with its weights. Of several outputs, the first one's share of their softmax is the score.
 #[derive(Clone, Debug, PartialEq)]
 struct Scorer {
     dense: Option<Layer>,
@@ -97,7 +97,7 @@ impl Layer {
 }
 
 impl Scorer {
-    fn read(program: &Program, Classifier { dense, output }: Classifier) -> Result<Self, EmbeddingError> {
+    fn read(program: &Program, Classifier { dense, output, .. }: Classifier) -> Result<Self, EmbeddingError> {
         let dense = dense.map(|dense| Layer::read(program, dense)).transpose()?;
         Ok(Self { dense, output: Layer::read(program, output)? })
     }
@@ -108,7 +108,12 @@ impl Scorer {
             Some(dense) => dense.apply(&row).into_iter().map(f64::tanh).collect(),
             None => row,
         };
-        let score = *self.output.apply(&hidden).first()? as f32;
+        let outputs = self.output.apply(&hidden);
+        let first = *outputs.first()?;
+        let score = match outputs.len() {
+            1 => first,
+            _ => 1.0 / outputs.iter().map(|other| (other - first).exp()).sum::<f64>(),
+        } as f32;
         score.is_finite().then_some(score)
     }
 }
@@ -181,9 +186,9 @@ impl Pooler {
     /// [`EmbeddingError`].
     pub fn scoring(model: &Model) -> Result<Self, EmbeddingError> {
         let program = &model.plan.program;
-        let classifier = program.encoder().and_then(|encoder| encoder.classifier);
-        let scorer = Scorer::read(program, classifier.ok_or(EmbeddingError::NoClassifier)?)?;
-        Ok(Self { scorer: Some(scorer), ..Self::new(model, Some(Pooling::First), false)? })
+        let scorer = Scorer::read(program, program.classifier().ok_or(EmbeddingError::NoClassifier)?)?;
+        let row = if program.encoder().is_some() { Pooling::First } else { Pooling::Last };
+        Ok(Self { scorer: Some(scorer), ..Self::new(model, Some(row), false)? })
     }
 
     /// Numbers of a row, and of the embedding.

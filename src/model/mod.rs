@@ -14,6 +14,7 @@ pub mod embedding;
 pub mod files;
 pub mod gguf;
 pub mod pages;
+pub mod pair;
 pub mod plan;
 pub mod store;
 pub mod template;
@@ -36,6 +37,8 @@ pub struct Model {
     pub tokenizer: tokenizer::SharedTokenizer,
     /// Chat template, not yet compiled.
     pub chat_template: ChatTemplate,
+    /// The text in which it reads a query and a document.
+    pub pair_template: pair::PairTemplate,
     /// The variable of the chat template that turns reasoning on and off. Set by the first who asks the template.
     pub thinking: OnceLock<Option<String>>,
     /// The program and sizes of the model.
@@ -138,6 +141,7 @@ impl Model {
         let header = files.header();
         let plan = plan::ExecutionPlan::build(&files, tokenizer.vocab_size())?;
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
+        let pair_template = pair::PairTemplate::of(header.string("tokenizer.chat_template.rerank"));
         let pages = pages::Pages::default();
         let name = name.to_owned();
         Ok(Self {
@@ -147,6 +151,7 @@ impl Model {
             pages,
             tokenizer,
             chat_template,
+            pair_template,
             thinking: OnceLock::new(),
             plan,
             copied: None,

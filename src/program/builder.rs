@@ -1,8 +1,8 @@
 //! Builds a program, part after part.
 
 use super::{
-    Content, Op, Output, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId, RopeSpec, Rows,
-    State, StateId, Tensor, TensorId, Value, ValueId,
+    Classifier, Content, Op, Output, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId,
+    RopeSpec, Rows, State, StateId, Tensor, TensorId, Value, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -30,6 +30,7 @@ impl Builder {
                 parts: Vec::new(),
                 vocab: next(vocab),
                 result: Output::Logits(ValueId(u32::MAX)),
+                classifier: None,
             },
         }
     }
@@ -93,6 +94,16 @@ impl Builder {
         let id = RopeId(next(self.program.ropes.len()));
         self.program.ropes.push(Rope { spec, factors });
         id
+    }
+
+    /// Lets the program score texts. The classifier's tensors belong to the head.
+    pub fn classifier(&mut self, classifier: Option<Classifier>) {
+        self.program.classifier = classifier;
+    }
+
+    /// Whether the program scores texts.
+    pub fn scores(&self) -> bool {
+        self.program.classifier.is_some()
     }
 
     /// Adds an operation to the current part.

@@ -60,7 +60,8 @@ impl Program {
             }
         }
         self.check_ropes().map_err(|why| whole(&why))?;
-        self.check_result(&written).map_err(|why| whole(&why))
+        self.check_result(&written).map_err(|why| whole(&why))?;
+        self.check_classifier().map_err(|why| whole(&why))
     }
 
     /// Checks the value that the program computes, and that rows see later ones in an encoder alone.
@@ -84,13 +85,16 @@ impl Program {
                 })?;
                 demand(!ops().any(|op| matches!(op, Op::Take { .. })), || {
                     "an encoder must not take rows with logits".into()
-                })?;
-                encoder.classifier.map_or(Ok(()), |classifier| self.check_classifier(classifier, value.width))
+                })
             }
         }
     }
 
-    fn check_classifier(&self, Classifier { dense, output }: Classifier, width: u32) -> Found {
+    fn check_classifier(&self) -> Found {
+        let Some(Classifier { dense, output, labels }) = self.classifier else { return Ok(()) };
+        let rows = self.last_rows().ok_or("a classifier needs rows of the last layer")?.value;
+        let width = self.values.get(rows.0 as usize).map_or(0, |value| value.width);
+        demand(labels > 0, || "a classifier must have a label".into())?;
         let last = self.parts.last().map_or(0..0, |part| part.tensors.clone());
         let of = |id: TensorId, rows: u32, cols: u32| {
             let tensor =
@@ -101,7 +105,7 @@ impl Program {
             })
         };
         for (Linear { weight, bias }, rows) in
-            dense.map(|dense| (dense, width)).into_iter().chain([(output, 1)])
+            dense.map(|dense| (dense, width)).into_iter().chain([(output, labels)])
         {
             of(weight, rows, width)?;
             bias.map_or(Ok(()), |bias| of(bias, 1, rows))?;
@@ -252,8 +256,12 @@ impl Checker<'_> {
                     })
                 })
             }
-            Op::Experts { experts, biases, from, out, .. } => {
+            Op::Experts { experts, biases, activation, from, out, .. } => {
                 let ffn = self.experts(experts, from, out)?;
+                let of_gates = matches!(activation, Activation::Clamped | Activation::Linear);
+                demand(experts.gated || (biases.is_none() && !of_gates), || {
+                    "experts without gates have no biases, and no activation of a gate alone".into()
+                })?;
                 let widths = [ffn, ffn, self.width(out)?];
                 let mut each = biases.into_iter().flatten().zip(widths);
                 each.try_for_each(|(bias, width)| self.numbers(bias, experts.count, width))

@@ -15,6 +15,7 @@ pub use builder::Builder;
 pub use check::ProgramError;
 pub use op::{
     Access, Activation, DeltaHeads, ExpertGroups, ExpertRange, Gating, HeadPart, NormKind, Op, TableRow,
+    alibi_slope,
 };
 pub use rope::{Growth, RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
@@ -81,18 +82,18 @@ pub struct Encoder {
     pub rows: ValueId,
     /// Most rows of a text: the context length.
     pub text_rows: u32,
-    /// Makes a score of a text's first row, on the host.
-    pub classifier: Option<Classifier>,
 }
 
-/// The head of an encoder that scores texts: `output * tanh(dense * row)`, or `output * row`. Its tensors are the host's, and
-/// belong to the last part.
+/// Scores texts, on the host, by one row of each: an encoder's first, or a decoder's last after its norm. It computes
+/// `output * tanh(dense * row)`, or `output * row`. Its tensors are the host's, and belong to the last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classifier {
     /// As many outputs as inputs.
     pub dense: Option<Linear>,
-    /// One output.
+    /// Its outputs, one for each label.
     pub output: Linear,
+    /// The only label's output is the score. Of several, the score is the first one's share of a softmax.
+    pub labels: u32,
 }
 
 /// A matrix, and what is added to its products.
@@ -221,6 +222,7 @@ pub struct Program {
     parts: Vec<Part>,
     vocab: u32,
     result: Output,
+    classifier: Option<Classifier>,
 }
 
 /// The result of a program.
@@ -322,6 +324,11 @@ impl Program {
             Output::Logits(_) => None,
             Output::Rows(encoder) => Some(encoder),
         }
+    }
+
+    /// The classifier of a model that scores texts.
+    pub fn classifier(&self) -> Option<Classifier> {
+        self.classifier
     }
 
     /// The rows of the last layer, and the norm that a decoder's head begins with; `None` for another head.

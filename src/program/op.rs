@@ -122,6 +122,8 @@ pub enum Op {
         both_ways: bool,
         /// Scores x become `cap * tanh(x / cap)`; above 0.
         cap: Option<f32>,
+        /// Subtracts [`alibi_slope`] times the distance of the positions from each score, after the cap.
+        alibi: bool,
         /// `[query heads]` f32. The softmax of a head counts its sink as one more score, whose value is 0.
         sinks: Option<TensorId>,
         /// Written; as wide as the queries.
@@ -166,7 +168,8 @@ pub enum Op {
         out: ValueId,
     },
     /// `out[r] +=` the weighted sum over r's chosen experts of `down * (activation(gate * from[r]) * (up * from[r]))`.
-    /// Each of the three products has a bias added to it if there are `biases`.
+    /// Each of the three products has a bias added to it if there are `biases`. Experts without gates have
+    /// `down * activation(up * from[r])`, and no biases.
     Experts {
         /// All experts of the layer.
         experts: ExpertRange,
@@ -174,7 +177,7 @@ pub enum Op {
         biases: Option<[TensorId; 3]>,
         /// The experts of each row, and their weights.
         choice: ValueId,
-        /// Activation of the gate.
+        /// Activation of the gate, or of the up where there is no gate.
         activation: Activation,
         /// Read.
         from: ValueId,
@@ -322,6 +325,18 @@ impl HeadPart {
     }
 }
 
+/// Slope of a query head, of `heads`, whose scores fall with the distance of positions (ALiBi, with the usual 8). The slopes are
+/// powers of two if the number of heads is one, and those of other heads lie between them.
+pub fn alibi_slope(head: u32, heads: u32) -> f32 {
+    let whole = 1u32 << heads.max(1).ilog2();
+    let power = if head < whole {
+        f64::from(head + 1) / f64::from(whole)
+    } else {
+        f64::from(2 * (head - whole) + 1) / f64::from(2 * whole)
+    };
+    (-8.0 * power).exp2() as f32
+}
+
 /// The row of a table that [`Op::AddRow`] adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableRow {
@@ -377,22 +392,30 @@ pub struct ExpertGroups {
 }
 
 /// The experts of a layer as consecutive tensors of the program: gate, up and down of the first, then of the second,
-/// ...
+/// ... Without gates, up and down of each.
 ///
 /// Gates and ups are `[ffn, width of from]`, downs `[width of out, ffn]`. All tensors of a role have one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertRange {
-    /// Gate of the first expert.
+    /// Gate of the first expert, or its up.
     pub first: TensorId,
     /// Number of experts.
     pub count: u32,
+    /// Whether experts have gates.
+    pub gated: bool,
 }
 
 impl ExpertRange {
-    /// Gate, up and down of an expert below `count`.
+    /// Gate, up and down of an expert below `count`. Where there is no gate, the up stands in its place too.
     pub fn tensors(&self, expert: u32) -> [TensorId; 3] {
-        let first = self.first.0.saturating_add(expert.saturating_mul(3));
-        [0, 1, 2].map(|role| TensorId(first.saturating_add(role)))
+        let (roles, each) = if self.gated { ([0, 1, 2], 3) } else { ([0, 0, 1], 2) };
+        let first = self.first.0.saturating_add(expert.saturating_mul(each));
+        roles.map(|role| TensorId(first.saturating_add(role)))
+    }
+
+    /// The tensors of an expert below `count`, each once.
+    pub fn each(&self, expert: u32) -> impl Iterator<Item = TensorId> + use<> {
+        self.tensors(expert).into_iter().skip(usize::from(!self.gated))
     }
 }
 

@@ -85,6 +85,7 @@ fn a_sound_program_has_its_parts_and_sizes() {
                 scale: 1.0,
                 window: Some(1),
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -278,6 +279,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 scale: 1.0,
                 window,
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks: None,
                 out,
@@ -294,6 +296,7 @@ fn heads_are_whole_and_a_row_sees_itself() {
                 scale: 1.0,
                 window: None,
                 both_ways: false,
+                alibi: false,
                 cap: None,
                 sinks,
                 out,
@@ -310,8 +313,8 @@ fn heads_are_whole_and_a_row_sees_itself() {
         refused("must be finite and above 0", move |rig| {
             let state = rig.builder.state(State::Kv { heads: 1, head_dim: 4 });
             let (queries, out) = (rig.x, rig.builder.value(WIDTH));
-            let (scale, window, both_ways, cap, sinks) = (1.0, None, false, Some(cap), None);
-            rig.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
+            let (scale, window, both_ways, cap, alibi, sinks) = (1.0, None, false, Some(cap), false, None);
+            rig.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out });
         });
     }
     let text = fault(|rig| {
@@ -326,22 +329,20 @@ fn heads_are_whole_and_a_row_sees_itself() {
     assert!(text.unwrap().contains("belong to the first part"));
 }
 
+/// A choice of `used` of two experts.
+fn route(rig: &mut Rig, used: usize) -> ValueId {
+    let (logits, out) = (rig.project(2), rig.builder.choice(used));
+    let (gating, bias, groups, normalise, scale) = (Gating::Softmax, None, None, true, 1.0);
+    rig.builder.push(Op::Route { logits, gating, bias, groups, normalise, scale, out });
+    out
+}
+
 #[test]
 fn experts_are_alike_and_come_when_chosen() {
     // `width`: that of down's biases, if there are biases.
     let biased = |count: u32, used: usize, last: DType, residence, width: Option<u64>| {
         move |rig: &mut Rig| {
-            let logits = rig.project(2);
-            let choice = rig.builder.choice(used);
-            rig.builder.push(Op::Route {
-                logits,
-                gating: Gating::Softmax,
-                bias: None,
-                groups: None,
-                normalise: true,
-                scale: 1.0,
-                out: choice,
-            });
+            let choice = route(rig, used);
             let first = rig.builder.next_tensor();
             for expert in 0..2 {
                 let dtype = if expert == 0 { DType::F32 } else { last };
@@ -350,7 +351,7 @@ fn experts_are_alike_and_come_when_chosen() {
                 }
             }
             let (from, out) = (rig.project(WIDTH), rig.x);
-            let experts = ExpertRange { first, count };
+            let experts = ExpertRange { first, count, gated: true };
             let mut bias = |width| rig.builder.tensor(tensor(DType::F32, &[width, 2]), Residence::Device);
             let biases = width.map(|width| [bias(6), bias(6), bias(width)]);
             let activation = Activation::Clamped;
@@ -366,6 +367,24 @@ fn experts_are_alike_and_come_when_chosen() {
     refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
     refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
     refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
+    // Two tensors of each of two experts.
+    let ungated = |activation, biased: bool| {
+        move |rig: &mut Rig| {
+            let choice = route(rig, 1);
+            let first = rig.builder.next_tensor();
+            for dims in [[4, 6], [6, 4], [4, 6], [6, 4]] {
+                rig.builder.tensor(tensor(DType::F32, &dims), Residence::Chosen);
+            }
+            let experts = ExpertRange { first, count: 2, gated: false };
+            assert!(experts.each(1).eq([2, 3].map(|role| TensorId(first.0 + role))));
+            let bias = rig.builder.tensor(tensor(DType::F32, &[6, 2]), Residence::Device);
+            let (from, out, biases) = (rig.project(WIDTH), rig.x, biased.then_some([bias; 3]));
+            rig.builder.push(Op::Experts { experts, biases, choice, activation, from, out });
+        }
+    };
+    assert_eq!(fault(ungated(Activation::SquaredRelu, false)), None);
+    refused("experts without gates have no biases", ungated(Activation::Linear, false));
+    refused("experts without gates have no biases", ungated(Activation::SquaredRelu, true));
     refused("of a gate and its up", |rig| {
         let out = rig.builder.value(WIDTH);
         rig.builder.push(Op::Activate { activation: Activation::Clamped, from: rig.x, out });
@@ -464,7 +483,7 @@ fn encoder_fault(text_rows: u32, write: impl FnOnce(&mut Rig)) -> Option<String>
     write(&mut rig);
     let mut builder = rig.builder;
     builder.part(PartKind::Head);
-    let program = builder.finish(Output::Rows(Encoder { rows: x, text_rows, classifier: None }));
+    let program = builder.finish(Output::Rows(Encoder { rows: x, text_rows }));
     program.err().map(|error| error.to_string())
 }
 
@@ -479,6 +498,7 @@ fn attend_to(rig: &mut Rig, both_ways: bool, window: Option<u32>) {
         window,
         both_ways,
         cap: None,
+        alibi: false,
         sinks: None,
         out,
     });
@@ -508,4 +528,15 @@ fn an_encoder_has_rows_of_whole_texts() {
         rig.builder.push(Op::Take { from: rig.x, out });
         rig.builder.push(Op::AddRow { table, row: TableRow::First, out });
     });
+}
+
+/// As the paper states for eight heads: powers of 1/2. Further heads lie halfway between the first ones.
+#[test]
+fn slopes_of_heads_fall_by_powers() {
+    let eight: Vec<f32> = (0..8).map(|head| alibi_slope(head, 8)).collect();
+    assert_eq!(eight, [1, 2, 3, 4, 5, 6, 7, 8].map(|power| 0.5f32.powi(power)));
+    let twelve: Vec<f32> = (0..12).map(|head| alibi_slope(head, 12)).collect();
+    assert_eq!(twelve[..8], eight[..]);
+    let between = [0.5, 1.5, 2.5, 3.5].map(|power: f32| (-power).exp2());
+    assert!(twelve[8..].iter().zip(between).all(|(slope, want)| (slope / want - 1.0).abs() < 1e-6));
 }

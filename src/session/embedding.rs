@@ -40,13 +40,16 @@ impl Wanted {
     }
 }
 
-/// Refuses an answer of an encoder, which has embeddings alone.
+/// Refuses an answer of an encoder, which has embeddings alone, and of a reranker: its file may lack the output matrix.
 pub(super) fn refuse_answers(model: &Model) -> Result<(), Failure> {
-    if model.plan.program.encoder().is_none() {
-        return Ok(());
-    }
+    let program = &model.plan.program;
+    let (kind, advice) = match (program.encoder(), program.classifier()) {
+        (None, None) => return Ok(()),
+        (Some(_), _) => ("an encoder", "ask it for embeddings"),
+        (None, Some(_)) => ("a reranker", "ask it to rank documents"),
+    };
     let name = &model.plan.architecture;
-    let text = format!("the model is an encoder ({name}): it gives no answers, ask it for embeddings");
+    let text = format!("the model is {kind} ({name}): it gives no answers, {advice}");
     Err(failure(ErrorCode::ModelUnsupported, &text))
 }
 

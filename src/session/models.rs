@@ -321,10 +321,11 @@ fn notes(model: &Model) -> Ext {
         _ => None,
     };
     let thinking = model.thinking.get().cloned().flatten();
-    let encoder = plan.program.encoder().map(|encoder| match encoder.classifier {
-        None => "embeddings".to_owned(),
-        Some(_) => "embeddings, and the relevance of documents".to_owned(),
-    });
+    let encoder = match (plan.program.encoder(), plan.program.classifier()) {
+        (None, None) => None,
+        (Some(_), None) => Some("embeddings".to_owned()),
+        (_, Some(_)) => Some("embeddings, and the relevance of documents".to_owned()),
+    };
     let notes = [
         (wire::EXT_SHOW_EXPERTS, experts),
         (wire::EXT_SHOW_POSITIONS, positions),

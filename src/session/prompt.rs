@@ -9,6 +9,7 @@ use super::continued::{Earlier, said};
 use super::error::{Failure, failure, of_extras, of_session, of_template};
 use super::extras::Extras;
 use super::text::check_ids;
+use crate::model::pair;
 use crate::model::store::Lease;
 use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
@@ -151,9 +152,10 @@ pub(super) async fn pair(
     let Prompt::Text(query) = query else {
         return Err(failure(ErrorCode::InvalidArgument, "a query is text"));
     };
-    let bytes = query.len().saturating_add(document.len());
+    let bytes = query.len().saturating_add(document.len()).saturating_add(pair::SOURCE_BYTES_MAX);
     let work = move |call: &Call, lease: Lease| {
-        let ids = lease.model().tokenizer.encode_pair(&query, &document);
+        let ids = lease.model().encode_pair(&query, &document);
+        let ids = ids.map_err(|error| failure(ErrorCode::TemplateFailed, &error.to_string()))?;
         valid_request(call, lease, ids, 1, false)
     };
     call.text_work(bytes, move |call| acquire(call, &name, None), work).await

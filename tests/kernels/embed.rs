@@ -46,6 +46,7 @@ fn tables() -> Vec<Table> {
         let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         all.push(Table { dtype: DType::from_ggml(word(0)).unwrap(), rows, cols, bytes, values });
     }
+    all.retain(|table| WEIGHT_TYPES.iter().any(|known| known.dtype == table.dtype));
     // More columns than one workgroup decodes.
     let wide: Vec<Table> = all
         .iter()

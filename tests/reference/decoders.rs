@@ -97,6 +97,10 @@ fn a_gpu_computes_what_every_small_model_needs() {
         fs::write(&path, forge.build().bytes).unwrap();
         let model = Model::open(ModelId(1), name, vec![fs::File::open(&path).unwrap()]).unwrap();
         let refused = backend.refuses()(&model.plan.program).map(|error| error.to_string());
+        if name.starts_with("jina-bert-v2") {
+            assert!(refused.is_some_and(|refused| refused.contains("ALiBi")), "{name}");
+            continue;
+        }
         assert_eq!(refused, None, "{name}");
     }
 }
@@ -173,7 +177,7 @@ fn cuts_threads_instructions_and_pauses_change_no_bit_of_recurrent_layers() {
             "{name}, each operation by itself"
         );
     }
-    assert_eq!(seen, 12, "decoders with recurrent layers");
+    assert_eq!(seen, 15, "decoders with recurrent layers");
 }
 
 /// Compares the runners that `open` makes with the reference, for some lengths.

@@ -16,7 +16,7 @@ use crate::forge::{self, Forge, Value, kind};
 const SAYS_NOTHING: &[(&str, &str)] = &[
     ("expert_group_used_count", "experts have no groups"),
     ("feed_forward_length", "all layers of that decoder have experts"),
-    ("expert_shared_count", "ernie4_5-moe's files state the width too"),
+    ("expert_shared_count", "files of ernie4_5-moe and nemotron_h_moe state the width too"),
     ("vocab_size", "the token list decides"),
     ("tensor_data_layout", "all files have the same layout"),
     ("rope.scaling.finetuned", "says how a scaling was trained; granite's switches it off and is used"),
@@ -204,9 +204,11 @@ fn keys_with_values_that_change_nothing_are_let_through() {
                 "attention.sliding_window" => {
                     &["gemma2", "gemma3", "cohere2", "gpt-oss", "modern-bert", "gemma-embedding"]
                 }
-                "expert_gating_func" => &["glm4moe", "lfm2moe", "minimax-m2"],
+                "expert_gating_func" => &["glm4moe", "lfm2moe", "minimax-m2", "nemotron_h_moe"],
                 "rope.dimension_sections" => &["qwen35", "qwen35moe"],
-                "pooling_type" => &["bert", "nomic-bert", "jina-bert-v3", "modern-bert", "gemma-embedding"],
+                "pooling_type" => {
+                    &["bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "gemma-embedding"]
+                }
                 _ => &[],
             };
             if other_values.contains(&architecture.as_str()) {

@@ -4,7 +4,7 @@
 Random rows (numpy's default_rng(1)) are quantised by the C library of the PyPI
 wheel `libggml-python` and decoded twice, by that C library and by the PyPI
 package `gguf`; the two must agree to the bit. F16 comes from numpy, BF16 from
-gguf. Nothing of this project is used.
+gguf, and so does NVFP4, of random bytes. Nothing of this project is used.
 
 OUT.bin, little-endian: per type u32 ggml number, u32 rows, u32 values per row,
 u32 bytes per row, then all rows' bytes, then all values as f32."""
@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType as Q
 
 TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K, Q.Q5_0, Q.Q5_1, Q.Q5_K, Q.MXFP4,
          Q.Q2_K, Q.Q3_K, Q.IQ4_NL, Q.IQ4_XS, Q.IQ3_XXS, Q.IQ3_S, Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ1_S, Q.IQ1_M,
-         Q.TQ1_0, Q.TQ2_0]
+         Q.TQ1_0, Q.TQ2_0, Q.NVFP4]
 TERNARY = {Q.TQ1_0, Q.TQ2_0}
 ROWS, COLS = 3, 512
 
@@ -39,6 +39,10 @@ with open(sys.argv[1], "wb") as out:
         if q == Q.F16:
             raw = x.astype(np.float16).view(np.uint8).reshape(ROWS, -1)
             values = x.astype(np.float16).astype(np.float32)
+        elif q == Q.NVFP4:
+            raw = g.integers(0, 256, (ROWS, COLS // 64 * 36), np.uint8)
+            raw[0, ::36] = [0, 0x7f, 0x80, 0xff, 1, 7, 8, 0x7e]  # scales without a value, and the least and largest ones
+            values = quants.dequantize(raw, q).astype(np.float32)
         else:
             raw = np.zeros((ROWS, lib.ggml_row_size(q.value, COLS)), np.uint8)
             # Three values, the middle one for what is below half of the largest: most would be 0.

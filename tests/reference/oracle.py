@@ -311,10 +311,17 @@ def ranks(model, stem):
     engine = Engine(model, "exact", context_length(model), embedding=True, rerank=True)
     def tokens(text):
         return engine.post("/tokenize", {"content": text, "add_special": False})["tokens"]
-    begin, end = 2, 3
-    texts = [[begin, *tokens(query), end, *tokens(document), end] for query, document in PAIRS]
-    # Its /rerank leaves the last separator of a WordPiece pair out, with which models were trained. So it gets ids.
-    scores = [engine.post("/embedding", {"content": ids, "embd_normalize": -1})[0]["embedding"][0][0] for ids in texts]
+    template = metadata(model).get("tokenizer.chat_template.rerank")
+    if template:
+        texts = [tokens(template.replace("{query}", query).replace("{document}", document)) for query, document in PAIRS]
+        asked = [engine.post("/rerank", {"query": query, "documents": [document]}) for query, document in PAIRS]
+        scores = [one["results"][0]["relevance_score"] for one in asked]
+    else:
+        # Its /rerank leaves the last separator of a WordPiece pair out, with which models were trained. So it gets ids.
+        begin, end = 2, 3
+        texts = [[begin, *tokens(query), end, *tokens(document), end] for query, document in PAIRS]
+        asked = [engine.post("/embedding", {"content": ids, "embd_normalize": -1}) for ids in texts]
+        scores = [one[0]["embedding"][0][0] for one in asked]
     pathlib.Path(f"{stem}.json").write_text(json.dumps([texts, scores]), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
@@ -346,10 +353,14 @@ def answer(model, stem, how, follow=None):
     os._exit(0)
 
 
-def context_length(model):
+def metadata(model):
     from gguf import GGUFReader
-    fields = GGUFReader(model).fields
-    return int(fields[fields["general.architecture"].contents() + ".context_length"].contents())
+    return {key: field.contents() for key, field in GGUFReader(model).fields.items() if not key.startswith("GGUF.")}
+
+
+def context_length(model):
+    keys = metadata(model)
+    return int(keys[keys["general.architecture"] + ".context_length"])
 
 
 def sha256(path):

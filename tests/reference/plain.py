@@ -64,13 +64,18 @@ class Decoder:
 
     def logp(self, ids):
         """Log-probabilities of the next token after each of `ids`, one row per id."""
-        x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
-        for layer in range(self.layers):
-            x = self.block(layer, f"blk.{layer}.", x)
+        x = self.rows(ids)
         logits = self.logits(self.linear("output" if "output.weight" in self.tensors else "token_embd",
                                          self.norm("output_norm", x)))
         logits = logits - logits.max(-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    def rows(self, ids):
+        """What the last layer leaves."""
+        x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
+        for layer in range(self.layers):
+            x = self.block(layer, f"blk.{layer}.", x)
+        return x
 
     def block(self, layer, at, x):
         x = x + self.attention(layer, at, self.norm(at + "attn_norm", x))
@@ -83,13 +88,17 @@ class Decoder:
         k, v = (np.repeat(t, self.heads // self.kv_heads, 1) for t in (k, v))
         back = np.arange(n)[:, None] - np.arange(n)
         window = self.key("attention.sliding_window") if self.local(layer) else n
-        scores = self.scores(np.einsum("phd,shd->hps", q, k) * self.attention_scale())
+        scores = self.scores(np.einsum("phd,shd->hps", q, k) * self.attention_scale()) - self.falls(np.abs(back))
         if self.both_ways:
             seen = np.abs(back) <= (window // 2 if self.local(layer) else n)
         else:
             seen = (back >= 0) & (back < window)
         weights = self.weights(at, np.where(seen, scores, -np.inf))
         return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
+
+    def falls(self, distance):
+        """What scores fall with the distance of positions, [heads, queries, positions]."""
+        return 0.0
 
     def scores(self, x):
         return x
@@ -184,6 +193,13 @@ class Sandwich(Decoder):
     def block(self, layer, at, x):
         x = x + self.norm(at + "post_attention_norm", self.attention(layer, at, self.norm(at + "attn_norm", x)))
         return x + self.norm(at + "post_ffw_norm", self.feed_forward(at, self.norm(at + "ffn_norm", x)))
+
+
+class Qwen3(Decoder):
+    def score(self, ids):
+        """Of a text, by the classifier of its last row: the share of yes."""
+        outputs = self.linear("cls.output", self.norm("output_norm", self.rows(ids)[-1:]))
+        return float(softmax(outputs)[0, 0])
 
 
 class Gemma3(Sandwich):
@@ -421,11 +437,41 @@ class NomicBert(Bert):
         return x
 
 
+class JinaBertV2(Bert):
+    def falls(self, distance):
+        whole = 2 ** int(np.floor(np.log2(self.heads)))
+        halves = [2.0 ** (-8.0 * (h + 1) / whole) for h in range(whole)]
+        between = [2.0 ** (-4.0 * (2 * h + 1) / whole) for h in range(self.heads - whole)]
+        return np.array(halves + between)[:, None, None] * distance
+
+    def block(self, layer, at, x):
+        y = self.norm(at + "attn_output_norm", x + self.attention(layer, at, x))
+        if at + "attn_norm_2.weight" in self.tensors:
+            y = self.norm(at + "attn_norm_2", y + x)
+        return self.norm(at + "layer_output_norm", y + self.feed_forward(at, y))
+
+    def head_norm(self, name, x):
+        return self.norm(name, x.reshape(len(x), -1)).reshape(x.shape) if name + ".weight" in self.tensors else x
+
+    def feed_forward(self, at, x):
+        up = self.linear(at + "ffn_up", x)
+        if at + "ffn_gate.weight" in self.tensors:
+            active = self.gelu(self.linear(at + "ffn_gate", x)) * up
+        elif up.shape[1] == self.key("feed_forward_length"):
+            active = self.gelu(up)
+        else:
+            active = self.gelu(up[:, :up.shape[1] // 2]) * up[:, up.shape[1] // 2:]
+        return self.linear(at + "ffn_down", active)
+
+    def placed(self, x):
+        return x
+
+
 class JinaBertV3(NomicBert):
     feed_forward = Bert.feed_forward
 
 
-ENCODERS = {"bert": Bert, "nomic-bert": NomicBert, "jina-bert-v3": JinaBertV3, "modern-bert": ModernBert,
+ENCODERS = {"bert": Bert, "nomic-bert": NomicBert, "jina-bert-v2": JinaBertV2, "jina-bert-v3": JinaBertV3, "modern-bert": ModernBert,
             "gemma-embedding": GemmaEmbedding}
 KNOWN = {"gemma2": Gemma2, "gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
          "granite": Granite, "phi3": Phi3, "gpt-oss": GptOss}
@@ -459,5 +505,7 @@ def embeddings(path, ids, lengths):
 
 def scores(path, texts):
     """Scores of lists of ids by a classifier: exact, and as llama.cpp computes them with its GELU table."""
-    models = [Bert(path, as_llama_cpp) for as_llama_cpp in (False, True)]
+    from gguf import GGUFReader
+    kind = {"bert": Bert, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
+    models = [kind(path, as_llama_cpp) for as_llama_cpp in (False, True)]
     return [[model.score(np.array(ids)) for ids in texts] for model in models]

@@ -79,7 +79,7 @@ fn run(loaded: &mut Loaded<CpuBackend>, step: &[Rows]) -> Vec<Vec<f32>> {
 
 #[test]
 fn other_sequences_of_a_step_change_no_bit() {
-    for name in ["lfm2", "qwen35moe", "nemotron_h"] {
+    for name in ["lfm2", "qwen35moe", "nemotron_h", "nemotron_h_moe"] {
         let texts = [text(1, 40), text(2, 23), text(3, 12)];
         let alone: Vec<_> = texts
             .iter()
@@ -210,6 +210,9 @@ fn headers_that_ask_for_other_recurrences_are_refused_by_name() {
         ("mamba2", "attention.head_count", number(4)),
         ("nemotron_h", "feed_forward_length", numbers(&[0, 0, 96])),
         ("nemotron_h", "expert_count", number(4)),
+        ("nemotron_h_moe", "moe_latent_size", number(16)),
+        ("nemotron_h_moe", "expert_used_count", numbers(&[3, 2, 3, 3])),
+        ("nemotron_h_moe", "expert_shared_feed_forward_length", number(0)),
     ] {
         let error = header(name, key, value).unwrap_err();
         assert!(error.contains(key), "{name}.{key}: {error}");

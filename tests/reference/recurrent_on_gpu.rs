@@ -159,8 +159,8 @@ impl Writer {
         let state = self.builder.state(State::Kv { heads: 2, head_dim: 16 });
         self.builder.push(Op::Store { state, keys, values });
         let out = self.builder.value(64);
-        let (scale, window, both_ways, cap, sinks) = (0.25, None, false, None, None);
-        self.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
+        let (scale, window, both_ways, cap, alibi, sinks) = (0.25, None, false, None, false, None);
+        self.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out });
         out
     }
 

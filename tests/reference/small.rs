@@ -220,6 +220,11 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
         }
         // A power of two, times codes up to 6.
         DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8,
+        // The same, with the mantissas of the scales.
+        DType::NVFP4 => {
+            let exponent = (7.0 + (scale / 6.0).log2().floor()).clamp(0.0, 14.0) as u8;
+            block[..4].iter_mut().for_each(|scale| *scale = exponent << 3 | *scale & 7);
+        }
         DType::Q5_K => {
             put(0, scale / 992.0);
             put(2, scale / 64.0);
@@ -438,6 +443,7 @@ impl Writer<'_> {
             scale,
             window: None,
             both_ways: false,
+            alibi: false,
             cap: None,
             sinks: None,
             out,
@@ -473,7 +479,7 @@ impl Writer<'_> {
                 for weight in experts.iter().flatten() {
                     self.program.tensor(weight.lazy.clone(), Residence::Chosen);
                 }
-                let experts = ExpertRange { first, count: experts.len() as u32 };
+                let experts = ExpertRange { first, count: experts.len() as u32, gated: true };
                 self.program.push(Op::Experts {
                     experts,
                     biases: None,

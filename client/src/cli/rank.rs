@@ -14,7 +14,7 @@ use super::report::Failure;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Prints a line for each document, the most relevant first: its relevance, its number from 0 on, and its text. Models\n\
-        differ in the range of relevances. The model must be a reranker: an encoder with a classifier.\n\n\
+        differ in the range of relevances. The model must be a reranker: one with a classifier.\n\n\
         Examples:\n  rocmforge-client rank MODEL 'What is a panda?' 'A bear of China.' 'Hi.'\n  rocmforge-client rank MODEL 'What is a panda?' \"$(cat a.txt)\" \"$(cat b.txt)\" --json | jq .documents[0].index"
 )]
 pub struct RankArguments {

@@ -8,9 +8,13 @@
 //! All query heads of a KV head are computed together, and so are up to `thresholds::ATTENTION_TILE_MAX` queries of
 //! neighbouring rows. Keys and values are read (and widened) once for all of them.
 
+mod state;
+
 use std::ops::Range;
 
 use half::f16;
+
+use state::{State, exp, finish, merge};
 
 use super::compute::Worker;
 use super::grid::{Block, Grid};
@@ -59,6 +63,8 @@ pub struct Problem<'a> {
     pub both_ways: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
+    /// A slope for each query head, or none. A score falls by it for each position between the key's and the row's.
+    pub slopes: &'a [f32],
     /// A sink for each query head, or none. Its power is part of a head's sum.
     pub sinks: &'a [f32],
 }
@@ -90,28 +96,6 @@ pub struct AttentionScratch {
     weights: Vec<[f32; KV_PAGE_TOKENS]>,
     split: State,
     total: State,
-}
-
-/// Online softmax state of some queries.
-#[derive(Default)]
-struct State {
-    /// Greatest score so far.
-    max: Vec<f32>,
-    /// Sum of e^(score - max).
-    sum: Vec<f32>,
-    /// Sum of e^(score - max) times value, `head_stride` values per query.
-    values: Vec<f32>,
-}
-
-impl State {
-    fn reset(&mut self, queries: usize, head_stride: usize) {
-        self.max.clear();
-        self.max.resize(queries, f32::NEG_INFINITY);
-        self.sum.clear();
-        self.sum.resize(queries, 0.0);
-        self.values.clear();
-        self.values.resize(queries * head_stride, 0.0);
-    }
 }
 
 /// Results of splits that ran as chunks: for each query `head_stride` values, then greatest score and sum.
@@ -374,14 +358,15 @@ fn split_state<E: KvElement, S: Simd>(
             let tokens = visible(first);
             if !tokens.is_empty() {
                 let queries = (first - rows.start) * p.group..(end - rows.start) * p.group;
-                page(s, p, &head, next, queries, tokens, scratch);
+                let place = Place { first_row: rows.start, queries, kv_head, start };
+                page(s, p, &head, next, place, tokens, scratch);
             }
             first = end;
         }
     }
 }
 
-/// Adds `tokens` of a page to the state of `queries`. `next` holds the keys of the next page.
+/// Adds `tokens` of a page to the state of the place's queries. `next` holds the keys of the next page.
 ///
 /// A step reads more weights than caches hold, so keys and values come from memory each time. The processor's own
 /// prefetch restarts at every 4 KiB. So values are prefetched before the scores, and the next keys before the
@@ -392,12 +377,13 @@ fn page<E: KvElement, S: Simd>(
     p: &Problem<'_>,
     head: &KvHead<'_, E>,
     next: &[E],
-    queries: Range<usize>,
+    place: Place,
     tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
     fetch(s, head.v);
     let head_dim = p.layout.head_dim;
+    let queries = place.queries;
     let mut q = queries.start;
     while q < queries.end {
         let n = (queries.end - q).min(S::SUMS / 4).max(1);
@@ -412,6 +398,10 @@ fn page<E: KvElement, S: Simd>(
             if let Some(cap) = p.cap {
                 norm::cap(s, cap, &mut scratch.weights[q]);
             }
+            if let Some(&slope) = p.slopes.get(place.kv_head * p.group + q % p.group) {
+                let own = p.step.len(place.first_row + q / p.group) - 1;
+                fall(slope, own, place.start, &mut scratch.weights[q]);
+            }
             softmax(s, q, &tokens, scratch);
         }
         if q == queries.start {
@@ -424,6 +414,24 @@ fn page<E: KvElement, S: Simd>(
             _ => weigh::<E, S, 1>(s, head.v, &tokens, q, scratch),
         }
         q += n;
+    }
+}
+
+/// The place of a page among the positions, and of queries in a tile.
+struct Place {
+    /// The first row of the tile.
+    first_row: usize,
+    queries: Range<usize>,
+    kv_head: usize,
+    /// Position of the page's first token.
+    start: usize,
+}
+
+/// Lowers the scores of a page's tokens by `slope` for each position between theirs and `own`.
+#[inline(always)]
+fn fall(slope: f32, own: usize, start: usize, scores: &mut [f32; KV_PAGE_TOKENS]) {
+    for (position, score) in (start..).zip(scores) {
+        *score -= slope * own.abs_diff(position) as f32;
     }
 }
 
@@ -547,47 +555,6 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
             s.store(sums[i][c], &mut state[(first + i) * stride + column + c]);
         }
     }
-}
-
-/// Adds one split's result to the total of query `q`.
-#[inline(always)]
-fn merge<S: Simd>(s: S, total: &mut State, q: usize, max: f32, sum: f32, values: &[f32]) {
-    let (keep, take) = if max > total.max[q] {
-        let keep = exp(s, total.max[q] - max);
-        total.max[q] = max;
-        (keep, 1.0)
-    } else {
-        (1.0, exp(s, max - total.max[q]))
-    };
-    total.sum[q] = total.sum[q] * keep + sum * take;
-    let total = &mut total.values[q * values.len()..][..values.len()];
-    let ((total, _), (values, _)) = (total.as_chunks_mut::<LANES>(), values.as_chunks::<LANES>());
-    for (total, value) in total.iter_mut().zip(values) {
-        let kept = s.mul(s.load(total), s.splat(keep));
-        s.store(s.mul_add(s.load(value), s.splat(take), kept), total);
-    }
-}
-
-/// Writes the attention result of query `q`. A sink is a score whose value is 0.
-#[inline(always)]
-fn finish<S: Simd>(s: S, total: &State, q: usize, sink: Option<&f32>, head: &mut [f32]) {
-    let stride = total.values.len() / total.sum.len();
-    let (max, sum) = (total.max[q], total.sum[q]);
-    let (keep, sum) = match sink {
-        None => (1.0, sum),
-        Some(&sink) if sink > max => (exp(s, max - sink), sum * exp(s, max - sink) + 1.0),
-        Some(&sink) => (1.0, sum + exp(s, sink - max)),
-    };
-    for (out, value) in head.iter_mut().zip(&total.values[q * stride..]) {
-        *out = value * keep / sum;
-    }
-}
-
-#[inline(always)]
-fn exp<S: Simd>(s: S, x: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    s.store(s.exp(s.splat(x)), &mut lanes);
-    lanes[0]
 }
 
 #[cfg(test)]

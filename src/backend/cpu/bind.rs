@@ -19,6 +19,7 @@ use super::experts::{ChoiceSpec, ExpertSet};
 use super::recur::Recur;
 use crate::program::{
     Activation, HeadPart, NormKind, Op, Program, RopeId, Rows, State, StateId, TableRow, TensorId, ValueId,
+    alibi_slope,
 };
 
 /// The columns of a plane that hold a value.
@@ -129,6 +130,7 @@ pub enum Unit {
         window: usize,
         both_ways: bool,
         cap: Option<f32>,
+        slopes: Vec<f32>,
         sinks: Option<TensorId>,
         out: Place,
     },
@@ -458,11 +460,12 @@ impl Maker<'_, '_> {
             Op::Store { state, keys, values } => {
                 Unit::Store { state, keys: self.place(keys), values: self.place(values) }
             }
-            Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out } => {
+            Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out } => {
                 let group = self.group(state, queries);
+                let slopes = if alibi { self.slopes(state, group) } else { Vec::new() };
                 let (queries, out) = (self.place(queries), self.place(out));
                 let window = window.map_or(usize::MAX, |window| window as usize);
-                Unit::Attend { state, group, queries, scale, window, both_ways, cap, sinks, out }
+                Unit::Attend { state, group, queries, scale, window, both_ways, cap, slopes, sinks, out }
             }
             Op::Route { logits, bias, out, .. } => {
                 Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }
@@ -509,6 +512,15 @@ impl Maker<'_, '_> {
         let [gate, ..] = experts.tensors(0);
         let ffn = self.outline.program.tensor(gate)?.lazy.shape().rows() as usize;
         op.reads(choice).then_some((ffn, self.outline.width(*out)))
+    }
+
+    /// The slope of each query head.
+    fn slopes(&self, state: StateId, group: usize) -> Vec<f32> {
+        let heads = match self.outline.program.states().get(state.0 as usize) {
+            Some(&State::Kv { heads, .. }) => heads.saturating_mul(group as u32),
+            Some(State::Recurrent { .. }) | None => 0, // programs are checked
+        };
+        (0..heads).map(|head| alibi_slope(head, heads)).collect()
     }
 
     fn group(&mut self, state: StateId, queries: ValueId) -> usize {

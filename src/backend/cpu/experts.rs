@@ -11,7 +11,7 @@ use super::activations::FINE_ABOVE;
 use super::bind::Place;
 use super::compute::{Compute, Run, matrix};
 use super::model::OpenModel;
-use super::row_ops::activate;
+use super::row_ops::{activate, activate_alone};
 use super::scratch::Plane;
 use super::slices::Stretch;
 use crate::backend::{BackendError, Progress, Weights};
@@ -45,7 +45,7 @@ pub struct ExpertSet {
     pub biases: Option<[TensorId; 3]>,
     /// Number of the choice.
     pub choice: usize,
-    /// Activation of the gate.
+    /// Activation of the gate, or of the up.
     pub activation: Activation,
     /// The experts' input.
     pub from: Place,
@@ -64,7 +64,7 @@ pub struct ChoiceRows {
     order: Vec<u32>,
     /// Position in `order` of each entry of `chosen`.
     places: Vec<u32>,
-    /// `activation(gate) * up` in computing order, `[rows_max * used][ffn]`.
+    /// `activation(gate) * up`, or `activation(up)`, in computing order, `[rows_max * used][ffn]`.
     gated: Plane,
     /// Experts' results in computing order, `[rows_max * used][hidden]`.
     results: Plane,
@@ -228,7 +228,7 @@ pub fn run(
     let (spec, runs) = (choice.spec, choice.runs());
     let absent = |id: &TensorId| !weights.has(*id);
     let missing: Vec<TensorId> =
-        runs.iter().flat_map(|(number, _)| experts.tensors(*number)).filter(absent).collect();
+        runs.iter().flat_map(|(number, _)| experts.each(*number)).filter(absent).collect();
     if !missing.is_empty() {
         return Ok(Progress::Needs(missing));
     }
@@ -245,22 +245,34 @@ pub fn run(
     // First the columns of gate and up, then those of down.
     if model.within < spec.ffn {
         if model.within == 0 {
-            let both = [weights.tensor(gate)?, weights.tensor(up)?];
-            compute.activate(acts, uses, from.width, &both, FINE_ABOVE, |index, out| {
+            let both = [weights.tensor(up)?, weights.tensor(gate)?];
+            let matrices = &both[..if experts.gated { 2 } else { 1 }];
+            compute.activate(acts, uses, from.width, matrices, FINE_ABOVE, |index, out| {
                 let row = input.row(order[index] as usize / spec.used);
                 out.copy_from_slice(&row[from.first..][..from.width]);
             });
         }
-        let gate_up = runs.iter().map(|(number, rows)| {
-            let [gate, up, _] = experts.tensors(*number);
-            let biases = [bias(0, *number, spec.ffn)?, bias(1, *number, spec.ffn)?];
-            Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?], biases })
-        });
-        let gate_up = gate_up.collect::<Result<Vec<_>, BackendError>>()?;
         let (gated, stretch) = (&mut choice.gated, Stretch { from: model.within, until });
-        let left = compute.project_runs(&gate_up, acts, spec.ffn, gated, stretch, |[gate, up], out| {
-            activate(level, activation, gate, up, out);
-        })?;
+        let left = if experts.gated {
+            let gate_up = runs.iter().map(|(number, rows)| {
+                let [gate, up, _] = experts.tensors(*number);
+                let biases = [bias(0, *number, spec.ffn)?, bias(1, *number, spec.ffn)?];
+                Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?], biases })
+            });
+            let gate_up = gate_up.collect::<Result<Vec<_>, BackendError>>()?;
+            compute.project_runs(&gate_up, acts, spec.ffn, gated, stretch, |[gate, up], out| {
+                activate(level, activation, gate, up, out);
+            })?
+        } else {
+            let ups = runs.iter().map(|(number, rows)| {
+                let [_, up, _] = experts.tensors(*number);
+                Ok(Run { rows: rows.clone(), weights: [view(up)?], biases: [&[]] })
+            });
+            let ups = ups.collect::<Result<Vec<_>, BackendError>>()?;
+            compute.project_runs(&ups, acts, spec.ffn, gated, stretch, |[up], out| {
+                activate_alone(level, activation, up, out);
+            })?
+        };
         if left.is_some() {
             return Ok(model.stops_at(left));
         }

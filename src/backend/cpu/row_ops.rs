@@ -160,9 +160,7 @@ fn run_op(
         }
         (RowOp::Activate { activation, from, out }, _) => {
             copy.extend_from_slice(row.value(*from));
-            copy.resize(2 * from.width, 1.0);
-            let (values, ones) = copy.split_at(from.width);
-            activate(level, *activation, values, ones, row.value(*out));
+            activate_alone(level, *activation, copy, row.value(*out));
         }
         (RowOp::Add { from, scale, out }, _) => {
             copy.extend_from_slice(row.value(*from));
@@ -177,6 +175,16 @@ fn run_op(
         }
         (RowOp::Scale { by, value }, _) => row.value(*value).iter_mut().for_each(|x| *x *= by),
         (RowOp::Norm { .. } | RowOp::Rope { .. }, _) => {}
+    }
+}
+
+/// As many values as stay in a nearby cache.
+const ONES: [f32; 512] = [1.0; 512];
+
+/// `out = activation(values)`.
+pub fn activate_alone(level: Level, activation: Activation, values: &[f32], out: &mut [f32]) {
+    for (values, out) in values.chunks(ONES.len()).zip(out.chunks_mut(ONES.len())) {
+        activate(level, activation, values, &ONES[..values.len()], out);
     }
 }
 

@@ -84,7 +84,7 @@ fn run_unit(
         Unit::Heads { .. } => return heads(compute, model, unit, weights, until),
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
-        Unit::Attend { state, group, queries, scale, window, both_ways, cap, sinks, out } => {
+        Unit::Attend { state, group, queries, scale, window, both_ways, cap, slopes, sinks, out } => {
             let stride = model.values.planes[queries.plane].cols();
             let sinks = small(weights, *sinks)?;
             let mut result =
@@ -101,6 +101,7 @@ fn run_unit(
                 window: *window,
                 both_ways: *both_ways,
                 cap: *cap,
+                slopes,
                 sinks: &sinks,
             };
             let phase = attention::Phase {

@@ -1,6 +1,6 @@
-//! `bert`, `nomic-bert` and `jina-bert-v3`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
+//! `bert`, `nomic-bert`, `jina-bert-v2` and `jina-bert-v3`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
 //!
-//! BERT adds learned positions to the token embeddings, the others rotate. As in llama.cpp, all tokens have the first
+//! BERT adds learned positions to the token embeddings, the first of Jina's lowers scores by distance, the others rotate. As in llama.cpp, all tokens have the first
 //! token type, and GELU is its approximation by tanh. A file with a classifier scores texts.
 
 use super::sizes::{Sizes, norm};
@@ -27,6 +27,50 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Required);
         let active = w.activate(Activation::Gelu, up);
         feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Required);
+    }
+    encoded(w, &sizes, x)
+}
+
+/// Feed-forwards have a gate, as a tensor of its own or in the up projection, or none. Some files norm queries and keys, and the sum
+/// after attention twice.
+pub(super) fn write_jina_v2(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
+    let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
+    let layer_norm = norm(&w.metadata, NormKind::Layer)?;
+    experts::none(&w.metadata)?;
+
+    // Files need not name what all models were trained with.
+    w.metadata.ignore_if("attention.max_alibi_bias", |most| most == 8.0);
+
+    let mut x = types_embedded(w, &sizes)?;
+    w.norm_groups("embedding norm", "token_embd_norm", layer_norm, sizes.hidden, x);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let qkv = w.qkv(sizes.heads, x, Presence::Optional);
+        for (role, stem, value) in [("query norm", "attn_q_norm", qkv.q), ("key norm", "attn_k_norm", qkv.k)]
+        {
+            if w.has(&format!("{stem}.weight")) {
+                w.norm_groups(role, stem, layer_norm, w.width(value), value);
+            }
+        }
+        let how = Attention { both_ways: true, alibi: true, ..Attention::of(sizes.heads.scale(), None) };
+        let attended = w.store_and_attend(sizes.heads, qkv, how);
+        let sum = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Required);
+        w.add(x, 1.0, sum);
+        w.norm_groups("norm after attention", "attn_output_norm", layer_norm, sizes.hidden, sum);
+        if w.has("attn_norm_2.weight") {
+            w.add(x, 1.0, sum);
+            w.norm_groups("second norm after attention", "attn_norm_2", layer_norm, sizes.hidden, sum);
+        }
+        x = sum;
+        let active = if w.has("ffn_gate.weight") {
+            w.gated(x, sizes.ffn, Activation::Gelu, Presence::Never)
+        } else if w.rows("ffn_up.weight") == Some(2 * sizes.ffn as u64) {
+            w.gated_pieces(x, sizes.ffn, Activation::Gelu)
+        } else {
+            let up = w.project("feed-forward up", "ffn_up", x, sizes.ffn, Presence::Optional);
+            w.activate(Activation::Gelu, up)
+        };
+        feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Optional);
     }
     encoded(w, &sizes, x)
 }
@@ -98,10 +142,10 @@ fn feed_forward_half(
     w.norm_groups("norm after feed-forward", "layer_output_norm", norm, sizes.hidden, x);
 }
 
-/// The result of an encoder whose last layer left `rows`, and its classifier.
+/// The result of an encoder whose last layer left `rows`.
 pub(super) fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
     w.metadata.ignore_one_text("classifier.output_labels");
-    let classifier = w.classifier(sizes.hidden);
+    w.rows_head(sizes.hidden);
     let context = sizes.context.min(TEXT_ROWS_MAX);
-    Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context, classifier })
+    Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context })
 }

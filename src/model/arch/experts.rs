@@ -26,7 +26,9 @@ pub(super) struct Experts {
     pub bias: Presence,
     /// Says whether the router and all matrices of experts have biases.
     pub biases: Presence,
-    /// Activation of the gate.
+    /// Whether experts have gates.
+    pub gated: bool,
+    /// Activation of the gate, or of the up.
     pub activation: Activation,
     /// Normalises the weights of a row's experts to a sum of 1.
     pub normalise: bool,
@@ -100,6 +102,7 @@ fn read_gated(metadata: &Metadata<'_>, own: Gating, known: &[Gating]) -> Result<
         groups: None,
         bias: Presence::Never,
         biases: Presence::Never,
+        gated: true,
         activation: Activation::Silu,
         normalise: true,
         scale,
@@ -135,25 +138,59 @@ pub(super) fn none(metadata: &Metadata<'_>) -> Result<(), PlanError> {
     }
 }
 
-impl Experts {
-    /// Gate, up and down of each expert, cut from the tensors that hold a whole role.
-    pub fn find(&self, tensors: &mut Tensors<'_>, prefix: &str, hidden: usize) -> Option<Vec<LazyTensor>> {
-        let mut all = |role, part: &str, rows: usize, cols: usize| {
-            let want = Want::Matrices { count: self.count, rows, cols };
-            tensors.required(role, &format!("{prefix}{part}.weight"), want)
-        };
-        let gate = all("expert gates", "ffn_gate_exps", self.ffn, hidden);
-        let up = all("expert up projections", "ffn_up_exps", self.ffn, hidden);
-        let down = all("expert down projections", "ffn_down_exps", hidden, self.ffn);
-        let roles = [(gate?, self.ffn), (up?, self.ffn), (down?, hidden)];
-        let experts = 0..self.count as u64;
-        // A misshapen tensor has no such parts; `Tensors::finish` reports it.
-        experts.flat_map(|number| roles.each_ref().map(|(all, rows)| expert(all, number, *rows))).collect()
+/// A role of a layer's experts, in a tensor that holds all of them.
+#[derive(Clone)]
+struct Role {
+    all: LazyTensor,
+    /// Rows of an expert's matrix.
+    rows: usize,
+    /// Rows of the tensor for each expert.
+    each: usize,
+    /// The first of them that are of this role.
+    first: usize,
+    /// The role's name, where the tensor holds two.
+    half: &'static str,
+}
+
+impl Role {
+    fn expert(&self, number: u64) -> Option<LazyTensor> {
+        let first = number.checked_mul(self.each as u64)?.checked_add(self.first as u64)?;
+        let name = format!("{}[{number}]{}", self.all.name(), self.half);
+        self.all.part(&name, first..first.checked_add(self.rows as u64)?).ok()
+    }
+
+    /// The gates and ups of a tensor that holds both, gates first.
+    fn halves(self) -> [Self; 2] {
+        let rows = self.rows / 2;
+        let of = |first, half| Self { rows, first, half, ..self.clone() };
+        [of(0, ".gate"), of(rows, ".up")]
     }
 }
 
-fn expert(all: &LazyTensor, number: u64, rows: usize) -> Option<LazyTensor> {
-    let first = number.checked_mul(rows as u64)?;
-    let name = format!("{}[{number}]", all.name());
-    all.part(&name, first..first.checked_add(rows as u64)?).ok()
+impl Experts {
+    /// Gate, up and down of each expert, or up and down, cut from the tensors that hold all of a role. Newer files hold gates
+    /// and ups in one.
+    pub fn find(&self, tensors: &mut Tensors<'_>, prefix: &str, hidden: usize) -> Option<Vec<LazyTensor>> {
+        let (ffn, merged) = (self.ffn, tensors.has(&format!("{prefix}ffn_gate_up_exps.weight")));
+        let mut all = |role, part: &str, rows: usize, cols: usize| {
+            let want = Want::Matrices { count: self.count, rows, cols };
+            let all = tensors.required(role, &format!("{prefix}{part}.weight"), want)?;
+            Some(Role { all, rows, each: rows, first: 0, half: "" })
+        };
+        let mut roles = Vec::new();
+        if self.gated && merged {
+            let both = all("expert gates and up projections", "ffn_gate_up_exps", 2 * ffn, hidden);
+            roles.extend(both.map(Role::halves).map_or([None, None], |halves| halves.map(Some)));
+        } else {
+            if self.gated {
+                roles.push(all("expert gates", "ffn_gate_exps", ffn, hidden));
+            }
+            roles.push(all("expert up projections", "ffn_up_exps", ffn, hidden));
+        }
+        roles.push(all("expert down projections", "ffn_down_exps", hidden, ffn));
+        let roles: Vec<Role> = roles.into_iter().collect::<Option<_>>()?;
+        let experts = 0..self.count as u64;
+        // A misshapen tensor has no such parts; `Tensors::finish` reports it.
+        experts.flat_map(|number| roles.iter().map(move |role| role.expert(number))).collect()
+    }
 }

@@ -121,6 +121,16 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// An optional array of texts.
+    pub fn texts_if_there(&self, name: &str) -> Result<Option<Vec<&'a str>>, PlanError> {
+        let key = self.key(name);
+        if self.get(&key).is_none() {
+            return Ok(None);
+        }
+        let texts = self.gguf.strings(&key).map(|texts| texts.iter().collect());
+        texts.map(Some).ok_or(PlanError::Key { key, want: "an array of strings" })
+    }
+
     /// An optional finite real number.
     pub fn float_if_there(&self, name: &str) -> Result<Option<f32>, PlanError> {
         let key = self.key(name);

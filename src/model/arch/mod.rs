@@ -46,7 +46,7 @@ use writer::Writer;
 
 use super::files::ModelFiles;
 use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
-use crate::program::{Classifier, Encoder, Output, ValueId};
+use crate::program::{Encoder, Output, ValueId};
 
 /// Result of an architecture: its logits, sizes and context length.
 struct Written {
@@ -66,8 +66,6 @@ struct Encoded {
     shape: Shape,
     /// Most tokens of a text.
     context: u32,
-    /// Scores texts.
-    classifier: Option<Classifier>,
 }
 
 /// An architecture: its `general.architecture`, which is also the prefix of its keys, and the writer of its program.
@@ -102,6 +100,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "minimax-m2", write: minimax_m2::write },
     Architecture { name: "mistral3", write: mistral3::write },
     Architecture { name: "nemotron_h", write: nemotron_h::write },
+    Architecture { name: "nemotron_h_moe", write: nemotron_h::write_moe },
     Architecture { name: "olmo2", write: olmo2::write },
     Architecture { name: "phi2", write: phi2::write },
     Architecture { name: "phi3", write: phi3::write },
@@ -126,6 +125,7 @@ struct EncoderArchitecture {
 const ENCODERS: &[EncoderArchitecture] = &[
     EncoderArchitecture { name: "bert", write: bert::write },
     EncoderArchitecture { name: "gemma-embedding", write: gemma3::write_encoder },
+    EncoderArchitecture { name: "jina-bert-v2", write: bert::write_jina_v2 },
     EncoderArchitecture { name: "jina-bert-v3", write: bert::write_jina },
     EncoderArchitecture { name: "modern-bert", write: modern_bert::write },
     EncoderArchitecture { name: "nomic-bert", write: bert::write_nomic },
@@ -136,8 +136,8 @@ pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, Pl
     let name = files.header().string("general.architecture").ok_or(PlanError::NoArchitecture)?;
     if let Some(architecture) = ENCODERS.iter().find(|a| a.name == name) {
         let mut writer = Writer::new(files, architecture.name, vocab);
-        let Encoded { rows, shape, context, classifier } = (architecture.write)(&mut writer)?;
-        let result = Output::Rows(Encoder { rows, text_rows: context, classifier });
+        let Encoded { rows, shape, context } = (architecture.write)(&mut writer)?;
+        let result = Output::Rows(Encoder { rows, text_rows: context });
         return writer.finish(architecture.name, result, shape, context);
     }
     let Some(architecture) = ARCHITECTURES.iter().find(|a| a.name == name) else {

@@ -1,17 +1,34 @@
 //! `nemotron_h`: Nemotron-H and Nemotron Nano 2. A layer is one of Mamba 2, attention without positions, and a feed-forward
-//! with squared ReLU.
+//! with squared ReLU. `nemotron_h_moe`: Nemotron 3, whose feed-forwards are experts without gates.
 
 use super::Written;
-use super::experts;
+use super::experts::{self, Experts};
 use super::recurrent::Mamba;
 use super::rope;
-use super::sizes::{Sizes, norm};
+use super::sizes::{FFN_MAX, Sizes, norm};
 use super::writer::{Norm, Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
-use crate::program::{Activation, NormKind, RopeLayout};
+use crate::program::{Activation, Gating, NormKind, RopeLayout};
 
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     experts::none(&w.metadata)?;
+    write_layers(w, None)
+}
+
+pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let mut experts = experts::required(&w.metadata, Gating::Sigmoid, &[Gating::Sigmoid])?;
+    experts.groups = experts::groups(&w.metadata, &experts)?;
+    experts.bias = Presence::Required;
+    (experts.gated, experts.activation) = (false, Activation::SquaredRelu);
+    experts.normalise = w.metadata.flag_if_there("expert_weights_norm")? == Some(true);
+    let shared = w.metadata.count("expert_shared_feed_forward_length", 1..=FFN_MAX)?;
+    // The files state the width of all shared experts together.
+    w.metadata.count_if_there("expert_shared_count", 0..=FFN_MAX)?;
+    write_layers(w, Some((experts, shared)))
+}
+
+/// Writes the model, with these experts, and one for all rows of a width, in place of its feed-forwards.
+fn write_layers(w: &mut Writer<'_>, experts: Option<(Experts, usize)>) -> Result<Written, PlanError> {
     let (sizes, attends) = Sizes::read_hybrid(&w.metadata, w.vocab)?;
     let feeds = w.metadata.layers_above_0("feed_forward_length", sizes.blocks)?;
     let (heads, rms) = (sizes.heads, eps(w)?);
@@ -26,7 +43,11 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     for (layer, (attends, feeds)) in (0..sizes.layers).zip(attends.into_iter().zip(feeds)) {
         w.layer(layer);
         let normed = w.norm("norm of the layer", "attn_norm", rms, x);
-        if feeds {
+        if let (true, Some((experts, shared))) = (feeds, &experts) {
+            w.experts(experts, normed, x);
+            let out = w.shared_expert_without_gate(normed, *shared);
+            w.add(out, 1.0, x);
+        } else if feeds {
             let up = w.project("feed-forward up", "ffn_up", normed, sizes.ffn, Presence::Optional);
             let active = w.activate(Activation::SquaredRelu, up);
             w.add_projection("feed-forward down", "ffn_down", active, x, Presence::Optional);
@@ -39,8 +60,11 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
             w.add_projection("recurrent output", "ssm_out", out, x, Presence::Never);
         }
     }
+    (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
     let logits = w.head(rms, x);
-    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+    let experts = experts.as_ref().map(|(experts, _)| experts);
+    let ffn = if experts.is_some() { 0 } else { sizes.ffn };
+    Ok(Written { logits, shape: Shape::new(&sizes, ffn, experts), context: sizes.context })
 }
 
 /// The norm. Files may state its eps under the name of the other kind of norm.

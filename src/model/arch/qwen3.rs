@@ -1,4 +1,5 @@
-//! `qwen3`: Qwen 3, dense; `qwen3moe`: with experts, as 30B-A3B and 235B-A22B. Heads of q and k are normed before RoPE.
+//! `qwen3`: Qwen 3, dense; `qwen3moe`: with experts, as 30B-A3B and 235B-A22B. Heads of q and k are normed before RoPE. A
+//! dense file with a classifier is a reranker.
 
 use super::Written;
 use super::experts::{self, Experts};
@@ -45,6 +46,9 @@ fn write_layers(w: &mut Writer<'_>, sizes: &Sizes, experts: Option<&Experts>) ->
     }
     (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
     let logits = w.head(rms, x);
+    if experts.is_none() {
+        w.yes_or_no(sizes.hidden)?;
+    }
     let shape = Shape::new(sizes, if dense { sizes.ffn } else { 0 }, experts);
     Ok(Written { logits, shape, context: sizes.context })
 }

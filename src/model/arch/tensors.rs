@@ -39,6 +39,11 @@ impl<'a> Tensors<'a> {
         self.files.lazy(name).is_some()
     }
 
+    /// Rows of the tensor, if any file has it.
+    pub fn rows(&self, name: &str) -> Option<u64> {
+        self.files.lazy(name).map(|tensor| tensor.shape().rows())
+    }
+
     /// Allows a tensor that is never read.
     pub fn unused(&mut self, name: &str) {
         self.used.insert(name.to_owned());

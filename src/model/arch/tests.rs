@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, ExpertShape, PlanError};
-use crate::program::{NormKind, Op, RopeLayout, RopeScaling, RopeSpec, Yarn};
+use crate::program::{NormKind, Op, Residence, RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::tensor::DType;
 
 /// A metadata value that the writer below can write.
@@ -433,6 +433,34 @@ fn experts_are_parts_of_the_tensors_that_hold_all() {
         experts,
         plan.program.part_tensors(1).skip(7).map(|(_, tensor)| tensor.lazy.byte_len()).sum::<u64>()
     );
+}
+
+#[test]
+fn gates_and_ups_may_be_halves_of_one_tensor() {
+    let of = |forge: Forge| -> Vec<_> {
+        let plan = forge.plan().unwrap();
+        let experts =
+            plan.program.part_tensors(1).filter(|(_, tensor)| tensor.residence == Residence::Chosen);
+        experts.map(|(_, tensor)| (tensor.lazy.name().to_owned(), tensor.lazy.range())).collect()
+    };
+    let apart = with_experts("llama", 4, 2);
+    let merged = apart.clone().without("blk.0.ffn_gate_exps.weight").without("blk.0.ffn_up_exps.weight");
+    let merged = merged.tensor("blk.0.ffn_gate_up_exps.weight", &[64, 64, 4], DType::Q4_0);
+    let (found, halves) = (of(merged), 32 * 36);
+    assert_eq!((found.len(), of(apart.clone()).len()), (12, 12));
+    assert_eq!(found[0].0, "blk.0.ffn_gate_up_exps.weight[0].gate");
+    assert_eq!(
+        (found[10].0.as_str(), found[11].0.as_str()),
+        ("blk.0.ffn_gate_up_exps.weight[3].up", "blk.0.ffn_down_exps.weight[3]")
+    );
+    let first = found[0].1.start;
+    for (number, expert) in (0..).zip(found.chunks_exact(3)) {
+        assert_eq!(expert[0].1, first + 2 * number * halves..first + (2 * number + 1) * halves);
+        assert_eq!(expert[1].1, first + (2 * number + 1) * halves..first + (2 * number + 2) * halves);
+    }
+    let both = apart.tensor("blk.0.ffn_gate_up_exps.weight", &[64, 64, 4], DType::Q4_0);
+    let error = both.plan().unwrap_err().to_string();
+    assert!(error.contains("2 tensors are unknown"), "{error}");
 }
 
 #[test]

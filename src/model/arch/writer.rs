@@ -16,8 +16,8 @@ use crate::model::embedding::Pooling;
 use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
-    Activation, Builder, Encoder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec,
-    State, TableRow, TensorId, ValueId,
+    Activation, Builder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec, State,
+    TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -88,13 +88,14 @@ pub(super) struct Attention {
     pub window: Option<u32>,
     pub both_ways: bool,
     pub cap: Option<f32>,
+    pub alibi: bool,
     pub sinks: Option<TensorId>,
 }
 
 impl Attention {
     /// Attention to earlier positions with plain scores.
     pub fn of(scale: f32, window: Option<u32>) -> Self {
-        Self { scale, window, both_ways: false, cap: None, sinks: None }
+        Self { scale, window, both_ways: false, cap: None, alibi: false, sinks: None }
     }
 }
 
@@ -182,6 +183,11 @@ impl<'a> Writer<'a> {
     /// True when the part has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.has(&self.name(name))
+    }
+
+    /// Rows of a tensor of the part; `None` where the file has no such tensor.
+    pub fn rows(&self, name: &str) -> Option<u64> {
+        self.tensors.rows(&self.name(name))
     }
 
     /// Numbers per row of a value.
@@ -409,8 +415,8 @@ impl<'a> Writer<'a> {
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
         self.program.push(Op::Store { state, keys: k, values: v });
         let out = self.program.value(heads.query_width());
-        let Attention { scale, window, both_ways, cap, sinks } = how;
-        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, sinks, out });
+        let Attention { scale, window, both_ways, cap, alibi, sinks } = how;
+        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, alibi, sinks, out });
         out
     }
 
@@ -548,9 +554,8 @@ impl<'a> Writer<'a> {
     ) -> Result<ExecutionPlan, PlanError> {
         self.tensors.finish(name)?;
         let pooling = self.metadata.count_if_there("pooling_type", 0..=4)?.map_or(0, |number| number as u64);
-        let scores = matches!(result, Output::Rows(Encoder { classifier: Some(_), .. }));
         let wanted = Pooling::of_file(pooling);
-        if pooling != 0 && wanted.is_none() && !scores {
+        if pooling != 0 && wanted.is_none() && !self.program.scores() {
             return Err(self.metadata.unsupported("scores and no classifier, cls.output (pooling_type = 4)"));
         }
         super::unread_keys::check(&self.metadata, shape.hidden, context_length)?;

@@ -72,6 +72,8 @@ impl Weights {
                 }
                 DType::Q3_K | DType::Q6_K => scale(scale_at(dtype), 0.001, &mut block),
                 DType::MXFP4 => block[0] = 118 + (random.next() >> 61) as u8,
+                // Scales of 2^-6 to 2^-5, all mantissas.
+                DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = 16 | *scale & 7),
                 DType::IQ1_M => put_split_scale(&mut block, f16::from_f32(random.normal() * 0.01)),
                 other => scale(scale_at(other), 0.01, &mut block),
             }
@@ -138,6 +140,7 @@ fn col_counts(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 15, 16, 33, 64, 576],
         32 => &[32, 64, 96, 576, 800, 1536],
+        64 => &[64, 192, 576, 832, 1536],
         _ => &[256, 768, 1280],
     }
 }
@@ -288,6 +291,7 @@ fn extreme_codes_neither_saturate_nor_wrap() {
                 DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => vec![0, 1, 2, 3],
                 DType::Q2_K => vec![80, 81, 82, 83],
                 DType::MXFP4 => vec![0],
+                DType::NVFP4 => vec![0, 1, 2, 3],
                 DType::IQ1_M => vec![49, 51, 53, 55],
                 other => vec![scale_at(other), scale_at(other) + 1],
             };
@@ -347,8 +351,8 @@ fn no_numbers_in_give_no_numbers_out() {
                 assert!(got[38..].iter().all(|v| v.is_finite()), "{dtype}");
             }
         }
-        if dtype == DType::MXFP4 {
-            continue; // the type has no infinity
+        if matches!(dtype, DType::MXFP4 | DType::NVFP4) {
+            continue; // the types have no infinity
         }
         // An infinite scale or value in row 4.
         let row_bytes = weights.view().row_bytes();

@@ -25,7 +25,7 @@ impl GroupKind {
                 Some(Self::Symmetric)
             }
             DType::TQ1_0 | DType::TQ2_0 => Some(Self::Symmetric),
-            DType::Q3_K | DType::Q6_K | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_M => {
+            DType::Q3_K | DType::Q6_K | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_M | DType::NVFP4 => {
                 Some(Self::SymmetricHalves)
             }
             DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => Some(Self::Affine),
@@ -43,7 +43,7 @@ impl GroupKind {
 /// 32 consecutive weights of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// Integer codes: -128..=127 (Q8_0), -8..=7 (Q4_0), -16..=15 (Q5_0), -12..=12 (MXFP4: twice the value), 0..=15
+    /// Integer codes: -128..=127 (Q8_0), -8..=7 (Q4_0), -16..=15 (Q5_0), -12..=12 (MXFP4, NVFP4: twice the value), 0..=15
     /// (Q4_1, Q4_K), 0..=31 (Q5_1, Q5_K), -32..=31 (Q6_K), 0..=3 (Q2_K), -4..=3 (Q3_K). IQ4_NL and IQ4_XS
     /// have -127..=113, IQ3_XXS -62..=62, IQ3_S -15..=15, IQ2_XXS, IQ2_XS and IQ2_S -43..=43. IQ1_S and IQ1_M have
     /// -9..=9, eight times the value, TQ1_0 -1..=1 and TQ2_0 -1..=2.
@@ -112,6 +112,7 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
 fn of_small(dtype: DType, block: &[u8], g: usize) -> Option<([i8; 32], [f32; 2])> {
     Some(match dtype {
         DType::Q3_K => small::q3_k(block, g),
+        DType::NVFP4 => small::nvfp4(block, g),
         DType::IQ4_NL => (small::iq4(&block[2..18]), [f16_at(block, 0); 2]),
         DType::IQ4_XS => small::iq4_xs(block, g),
         DType::IQ3_XXS => small::iq3_xxs(block, g),

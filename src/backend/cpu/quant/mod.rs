@@ -11,6 +11,7 @@
 //! | Q5_0 | 32 | 22 | f16 d, u32 high bits (bit i is the fifth of value i), nibbles as Q4_0 | d*(q-16) |
 //! | Q5_1 | 32 | 24 | f16 d, f16 m, u32 high bits, nibbles as Q4_0 | d*q + m |
 //! | MXFP4 | 32 | 17 | u8 e, nibbles as Q4_0: E2M1 floats | 2^(e-127) * E2M1 |
+//! | NVFP4 | 64 | 36 | 4 u8 sc: unsigned E4M3 floats, 4 x 8 B: low nibbles 8 values, high the next 8: E2M1 floats | sc * E2M1 |
 //! | Q4_K | 256 | 144 | f16 d, f16 dmin, 12 B of 8 six-bit (sc, mn), 4 x 32 B: low nibbles 32 values, high the next 32 | d*sc*q - dmin*mn |
 //! | Q5_K | 256 | 176 | f16 d, f16 dmin, 12 B as Q4_K, 32 B high bits (bit g of byte i: value i of group g), nibbles as Q4_K | d*sc*q - dmin*mn |
 //! | Q6_K | 256 | 210 | 128 B low nibbles, 64 B high bits, 16 i8 sc, f16 d | d*sc*(q-32) |
@@ -70,6 +71,7 @@ pub const SUPPORTED: &[DType] = &[
     DType::Q5_K,
     DType::Q6_K,
     DType::MXFP4,
+    DType::NVFP4,
     DType::Q2_K,
     DType::Q3_K,
     DType::IQ4_NL,
@@ -94,6 +96,24 @@ pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -
 pub(crate) fn e8m0_half_bits(e: u32) -> u32 {
     if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
 }
+
+/// Half of each unsigned 8-bit float E4M3, by its bits; the sign bit counts for nothing. The format defines 0x7f as NaN; it gives
+/// 0, as in ggml.
+pub(crate) const UE4M3_HALF: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let (exponent, mantissa) = (bits as u32 >> 3 & 15, bits as u32 & 7);
+        table[bits] = match exponent {
+            _ if bits == 0x7f => 0.0,
+            0 => mantissa as f32 / 1024.0,
+            // 2^(exponent - 8), times 1 and eighths.
+            _ => f32::from_bits((exponent + 119) << 23 | mantissa << 20),
+        };
+        bits += 1;
+    }
+    table
+};
 
 /// Whether the CPU can compute with weights of this type.
 pub fn is_supported(dtype: DType) -> bool {

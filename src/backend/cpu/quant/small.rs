@@ -1,7 +1,7 @@
 //! Groups of the types below four bits, and of those whose codes are indices of a codebook.
 
 use super::grids::{self, Quad};
-use super::{f16_at, f16_of};
+use super::{E2M1_DOUBLED, UE4M3_HALF, f16_at, f16_of};
 
 /// Codes of a group and scales of its halves.
 type Codes = ([i8; 32], [f32; 2]);
@@ -26,6 +26,13 @@ pub(super) fn q2_k(block: &[u8], g: usize) -> (Codes, [f32; 2]) {
     // 11-bit mantissas times 4 bits: exact.
     let scales = packed.map(|packed| d * f32::from(packed & 15));
     ((two_bits(&block[16..80], g), scales), packed.map(|packed| -(dmin * f32::from(packed >> 4))))
+}
+
+pub(super) fn nvfp4(block: &[u8], g: usize) -> Codes {
+    let packed = &block[4 + 16 * g..][..16];
+    let code = |i: usize| packed[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
+    let codes = std::array::from_fn(|i| E2M1_DOUBLED[usize::from(code(i))]);
+    (codes, [0, 1].map(|half| UE4M3_HALF[usize::from(block[2 * g + half])]))
 }
 
 pub(super) fn q3_k(block: &[u8], g: usize) -> Codes {

@@ -524,7 +524,7 @@ impl OpenModel {
         chosen.dedup();
         let part: Option<&BoundPart> = self.bound.parts.get(self.step.part as usize);
         let sets = route.sets.iter().filter_map(|set| part?.experts.get(*set));
-        let tensors = sets.flat_map(|set| chosen.iter().flat_map(|expert| set.range.tensors(*expert)));
+        let tensors = sets.flat_map(|set| chosen.iter().flat_map(|expert| set.range.each(*expert)));
         Ok(tensors.filter(|id| !weights.has(*id)).collect())
     }
 }

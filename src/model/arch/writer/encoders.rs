@@ -1,7 +1,11 @@
-//! Writes the ends of encoders: a norm after the last layer, and a classifier.
+//! Writes the ends of models that give no logits: a norm after the last layer, and a classifier.
 
 use super::{Norm, Want, Writer};
+use crate::model::plan::PlanError;
 use crate::program::{Classifier, Linear, PartKind, Residence, ValueId};
+
+/// Yes and no.
+const LABELS: usize = 2;
 
 impl Writer<'_> {
     /// The norm of an encoder's rows after its last layer, in place.
@@ -11,16 +15,38 @@ impl Writer<'_> {
     }
 
     /// Writes the last part of an encoder, which has no operations: its classifier, if the file has one.
-    pub fn classifier(&mut self, hidden: usize) -> Option<Classifier> {
+    pub fn rows_head(&mut self, hidden: usize) {
         self.program.part(PartKind::Head);
         self.prefix.clear();
         if !self.has("cls.output.weight") {
-            return None;
+            return;
         }
         let output = self.classifier_layer("classifier", "cls.output", 1, hidden);
         let dense = self.has("cls.weight");
         let dense = dense.then(|| self.classifier_layer("classifier's first layer", "cls", hidden, hidden));
-        Some(Classifier { dense, output })
+        self.program.classifier(Some(Classifier { dense, output, labels: 1 }));
+    }
+
+    /// Adds a decoder's classifier of yes and no to its head, if the file has one. Its rows are those of two tokens in
+    /// the output matrix.
+    pub fn yes_or_no(&mut self, hidden: usize) -> Result<(), PlanError> {
+        let labels = self.metadata.texts_if_there("classifier.output_labels")?;
+        if !self.has("cls.output.weight") {
+            let name = self.metadata.key("classifier.output_labels");
+            return match labels {
+                None => Ok(()),
+                Some(_) => Err(self.metadata.unsupported(&format!("{name} and no classifier, cls.output"))),
+            };
+        }
+        if labels.as_ref().is_none_or(|labels| *labels != ["yes", "no"]) {
+            let name = self.metadata.key("classifier.output_labels");
+            return Err(self
+                .metadata
+                .unsupported(&format!("a classifier of other labels than yes and no ({name})")));
+        }
+        let output = self.classifier_layer("classifier", "cls.output", LABELS, hidden);
+        self.program.classifier(Some(Classifier { dense: None, output, labels: LABELS as u32 }));
+        Ok(())
     }
 
     fn classifier_layer(&mut self, role: &'static str, stem: &str, rows: usize, cols: usize) -> Linear {

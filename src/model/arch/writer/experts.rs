@@ -27,8 +27,8 @@ impl Writer<'_> {
         for tensor in found.into_iter().flatten() {
             self.put(Some(tensor), Residence::Chosen);
         }
-        let activation = experts.activation;
-        let experts = ExpertRange { first, count: experts.count as u32 }; // at most EXPERTS_MAX
+        let &Experts { activation, gated, .. } = experts;
+        let experts = ExpertRange { first, count: experts.count as u32, gated }; // at most EXPERTS_MAX
         self.program.push(Op::Experts { experts, biases, choice, activation, from, out });
     }
 
@@ -51,6 +51,14 @@ impl Writer<'_> {
         let gated = self.gate(Activation::Silu, gate, up);
         let hidden = self.program.width(from);
         self.project("shared expert's down projection", "ffn_down_shexp", gated, hidden, Presence::Never)
+    }
+
+    /// As [`Writer::shared_expert`], with squared ReLU and no gate.
+    pub fn shared_expert_without_gate(&mut self, from: ValueId, ffn: usize) -> ValueId {
+        let up = self.project("shared expert's up projection", "ffn_up_shexp", from, ffn, Presence::Never);
+        let active = self.activate(Activation::SquaredRelu, up);
+        let hidden = self.program.width(from);
+        self.project("shared expert's down projection", "ffn_down_shexp", active, hidden, Presence::Never)
     }
 
     /// Adds the weighted sum of a layer's experts to `x`, and the output of one of width `shared` for all rows.

@@ -83,9 +83,11 @@ pub fn encoders() -> Vec<(&'static str, Forge)> {
     encoders::encoders()
 }
 
-/// The encoders that score, of the same file, by name.
+/// The models that score, of the same file, by name.
 pub fn rankers() -> Vec<(&'static str, Forge)> {
-    encoders::rankers()
+    let mut all = encoders::rankers();
+    all.push(("qwen3-ranker", llama::ranker()));
+    all
 }
 
 /// Large enough that a norm without it is wrong by a percent.
@@ -142,6 +144,25 @@ fn start(seed: u64, architecture: &str, dims: Dims) -> (Forge, u64) {
         forge = with(forge, "rope.dimension_count", Value::u32(dims.rotated as u32));
     }
     with_vocabulary(forge)
+}
+
+/// The same file with gates and ups of each layer's experts in one tensor.
+fn with_merged_experts(mut forge: Forge, experts: u64) -> Forge {
+    let gates = |tensor: &Tensor| tensor.name.ends_with(b"ffn_gate_exps.weight");
+    while let Some(at) = forge.tensors.iter().position(gates) {
+        let [gates, ups] = [forge.tensors.remove(at), forge.tensors.remove(at)];
+        assert!(ups.name.ends_with(b"ffn_up_exps.weight") && ups.dims == gates.dims);
+        let (gate_bytes, up_bytes) = (gates.data.clone().unwrap(), ups.data.unwrap());
+        let each = gate_bytes.len() / experts as usize;
+        let pairs = gate_bytes.chunks_exact(each).zip(up_bytes.chunks_exact(each));
+        let data = pairs.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let name = String::from_utf8(gates.name).unwrap().replace("gate", "gate_up").into();
+        let dims = vec![gates.dims[0], 2 * gates.dims[1], gates.dims[2]];
+        forge
+            .tensors
+            .insert(at, Tensor { name, dims, n_dims: None, ggml: ggml::F32, offset: None, data: Some(data) });
+    }
+    forge
 }
 
 /// Sets a key of the file's architecture.

@@ -15,8 +15,8 @@ const HIDDEN: u64 = 256;
 /// A token that no test's text contains.
 const UNUSED: u64 = 100;
 
-/// For each type: name, number, values and bytes of a block, and offsets of its half-precision scales. MXFP4's scale is
-/// one byte of exponent, IQ1_M's is split.
+/// For each type: name, number, values and bytes of a block, and offsets of its half-precision scales. MXFP4's and NVFP4's
+/// are bytes, IQ1_M's is split.
 const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("F32", 0, 1, 4, &[]),
     ("F16", 1, 1, 2, &[0]),
@@ -30,6 +30,7 @@ const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("Q6_K", 14, 256, 210, &[208]),
     ("BF16", 30, 1, 2, &[]),
     ("MXFP4", 39, 32, 17, &[]),
+    ("NVFP4", 40, 64, 36, &[]),
     ("Q2_K", 10, 256, 84, &[80, 82]),
     ("Q3_K", 11, 256, 110, &[108]),
     ("IQ4_NL", 20, 32, 18, &[0]),
@@ -91,6 +92,7 @@ fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mu
             let wide = [(INFINITY, 0x7f80u16), (NAN, 0x7fc0), (LARGEST, 0x7f7f)];
             block.copy_from_slice(&wide.iter().find(|(half, _)| *half == bits).unwrap().1.to_le_bytes());
         }
+        "NVFP4" => block[..4].fill(if bits == LARGEST { 0x7e } else { 0xff }),
         "MXFP4" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
         // Four bits of the scale in the top of each of the last four 16-bit words.
         "IQ1_M" => (0..4).for_each(|i| block[49 + 2 * i] = 5 | (bits >> (4 * i) << 4) as u8),

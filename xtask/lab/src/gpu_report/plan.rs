@@ -227,6 +227,8 @@ mod unit {
     fn every_type_with_arithmetic_is_measured() {
         let mut measured = TYPES.to_vec();
         let mut supported: Vec<&str> = SUPPORTED.iter().map(|dtype| dtype.name()).collect();
+        // The CPU alone computes it.
+        supported.retain(|name| *name != "NVFP4");
         measured.sort_unstable();
         supported.sort_unstable();
         assert_eq!(measured, supported);

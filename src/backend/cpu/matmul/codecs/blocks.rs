@@ -1,10 +1,10 @@
-//! Codecs of types whose quant block is one group of 32.
+//! Codecs of types whose quant block is one group of 32, or two.
 
 #![allow(non_camel_case_types)] // ggml's names
 
 use super::{Codec, Codes, Rows, Scales, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
-use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, e8m0_half_bits, grids};
+use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, UE4M3_HALF, e8m0_half_bits, grids};
 
 /// Reads the first bytes of the blocks of `groups` groups, an f16 or one byte each, into the words of `headers`.
 ///
@@ -286,6 +286,51 @@ impl Codec for MXFP4 {
         unsafe { read_headers::<V, u8>(headers, strip, 17, first) };
         for (scales, header) in scales[at..].iter_mut().zip(headers) {
             scales[0] = v.floats(v.load(&header.map(e8m0_half_bits)));
+        }
+    }
+}
+
+pub(in super::super) struct NVFP4;
+
+impl Codec for NVFP4 {
+    const KIND: GroupKind = GroupKind::SymmetricHalves;
+    const CODES: Codes = MXFP4::CODES;
+    const BLOCK_LEN: usize = 64;
+    const BLOCK_BYTES: usize = 36;
+    const STEP_GROUPS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn codes<V: Rows, const R: usize>(
+        v: V,
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_, V>,
+        mut put: impl FnMut(usize, usize, V::Words),
+    ) {
+        // SAFETY: bytes 4..36 of the block, 16 for each group.
+        let words = unsafe { v.words(strip, first / 2 * 36 + 4 + 16 * (first % 2)) };
+        for (i, word) in words.into_iter().enumerate() {
+            // Two words for each half of the group.
+            let quad = i / 2 * 4 + i % 2;
+            for (high, nibbles) in [v.low_nibbles(word), v.high_nibbles(word)].into_iter().enumerate() {
+                put(0, quad + 2 * high, v.symmetric(v.lookup(MXFP4::TABLE, nibbles), MXFP4::ZERO));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
+        let ScalesOut { scales: Scales { scales, headers, .. }, at } = out;
+        let headers = &mut headers[..groups / 2];
+        // SAFETY: the caller's promise is this function's, and a block begins with four bytes of scales.
+        unsafe { read_headers::<V, u32>(headers, strip, 36, first / 2) };
+        for (number, scales) in scales[at..][..groups].iter_mut().enumerate() {
+            for (half, scale) in scales.iter_mut().enumerate() {
+                let byte = 8 * (number % 2 * 2 + half);
+                let bits =
+                    headers[number / 2].map(|header| UE4M3_HALF[(header >> byte & 255) as usize].to_bits());
+                *scale = v.floats(v.load(&bits));
+            }
         }
     }
 }

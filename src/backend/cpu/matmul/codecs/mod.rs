@@ -13,7 +13,7 @@ mod two_bits;
 
 use std::fmt::Debug;
 
-pub(super) use blocks::{IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(super) use blocks::{IQ4_NL, MXFP4, NVFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use codebooks::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
 pub(super) use superblocks::{IQ4_XS, Q4_K, Q5_K, Q6_K};
 pub(super) use two_bits::{Q2_K, Q3_K, TQ1_0, TQ2_0};
@@ -270,7 +270,7 @@ impl<V: Rows> ScalesOut<'_, V> {
 /// Runs `$do` with `$codec` as the codec of a quantised `$dtype`; does nothing for other types.
 macro_rules! with_codec {
     ($dtype:expr, $codec:ident => $do:expr) => {
-        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 Q4_K Q5_K Q6_K
+        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 NVFP4 Q4_K Q5_K Q6_K
             Q2_K Q3_K IQ4_NL IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0)
     };
     ($dtype:expr, $codec:ident => $do:expr; $($name:ident)*) => {

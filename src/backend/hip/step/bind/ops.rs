@@ -225,9 +225,12 @@ impl Lower<'_> {
     }
 
     fn attend(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Attend { state, queries, scale, window, both_ways, cap, sinks, .. } = *op else {
+        let Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, .. } = *op else {
             return Ok(());
         };
+        if alibi {
+            return Err(limits::operation("attention whose scores fall with the distance (ALiBi)"));
+        }
         let around = both_ways && window.is_some();
         let window = window.unwrap_or(0);
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
@@ -416,8 +419,9 @@ impl Lower<'_> {
         } else {
             None
         };
-        let both = if grouped.is_some() || is_apart(activation, biases.is_some()) {
-            let cols = limits::width(2 * set.ffn)?;
+        let has_gates = range.gated;
+        let both = if grouped.is_some() || !has_gates || is_apart(activation, biases.is_some()) {
+            let cols = limits::width(if has_gates { 2 * set.ffn } else { set.ffn })?;
             Some(of_pairs(self, cols))
         } else {
             None
@@ -437,8 +441,19 @@ impl Lower<'_> {
         {
             route.sets.push(number);
         }
-        let unit =
-            Experts { set: number, choice, from, activation, biases, out, gated, both, results, grouped };
+        let unit = Experts {
+            set: number,
+            choice,
+            from,
+            has_gates,
+            activation,
+            biases,
+            out,
+            gated,
+            both,
+            results,
+            grouped,
+        };
         self.emit(Work::Experts(unit), Rows::All);
         self.convert(wrote)
     }

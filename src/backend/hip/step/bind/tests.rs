@@ -116,6 +116,7 @@ impl Writer {
             scale: 0.125,
             window: None,
             both_ways: false,
+            alibi: false,
             cap: None,
             sinks: None,
             out,
@@ -396,7 +397,7 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
             w.builder.tensor(lazy, Residence::Chosen);
         }
     }
-    let experts = ExpertRange { first, count: 6 };
+    let experts = ExpertRange { first, count: 6, gated: true };
     w.builder.push(Op::Experts {
         experts,
         biases: None,
@@ -450,9 +451,9 @@ fn latent(more: usize) -> Program {
     let state = w.builder.state(State::Kv { heads: 1, head_dim: stored });
     w.builder.push(Op::Store { state, keys: k, values: k });
     let attended = w.builder.value(HEADS * stored as usize);
-    let (window, cap, sinks, both_ways) = (None, None, None, false);
+    let (window, cap, alibi, sinks, both_ways) = (None, None, false, None, false);
     let (scale, queries, out) = (0.125, q, attended);
-    w.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, sinks, out });
+    w.builder.push(Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out });
     let part = HeadPart { head_dim: stored, first: 32, width: rank as u32 };
     let values = project(&mut w, attended, part, 16);
     w.push_project(values, x, true);

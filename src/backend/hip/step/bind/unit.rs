@@ -409,6 +409,8 @@ pub struct Experts {
     pub choice: Choice,
     /// The input x.
     pub from: Home,
+    /// Whether experts have gates. Else all that is said of a gate is said of the up, and the up is left out.
+    pub has_gates: bool,
     /// Activation of the gate.
     pub activation: Activation,
     /// Biases of all experts' gates, ups and downs.
@@ -436,9 +438,9 @@ pub struct Grouped {
 
 impl Experts {
     /// Whether gate and up are products of their own even where pairs are not sorted. The kernels that compute both with
-    /// their gate know no biases and no clamps.
+    /// their gate know no biases, no clamps, and no experts without gates.
     pub fn is_apart(&self) -> bool {
-        is_apart(self.activation, self.biases.is_some())
+        !self.has_gates || is_apart(self.activation, self.biases.is_some())
     }
 }
 

@@ -209,7 +209,11 @@ impl Run<'_> {
             &sort,
         )?;
         let slots = unit.choice.used;
-        self.grouped_product(grouped, tiles, [gate, up], &unit.from, slots, self.at(both))?;
+        if unit.has_gates {
+            self.grouped_product(grouped, tiles, [gate, up], &unit.from, slots, self.at(both))?;
+        } else {
+            self.grouped_product(grouped, tiles, [up], &unit.from, slots, self.at(both))?;
+        }
         self.gate_of_pairs(unit, both, Form::Half, pairs, weights)?;
         self.grouped_product(grouped, tiles, [down], &unit.gated, 1, self.plane(unit.results))
     }
@@ -276,8 +280,8 @@ impl Run<'_> {
         pairs: u32,
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
-        let cols = both.stride / 2;
-        let up = Some(View { column: both.column + cols, ..both });
+        let cols = if unit.has_gates { both.stride / 2 } else { both.stride };
+        let up = unit.has_gates.then(|| View { column: both.column + cols, ..both });
         let (activation, forms) = (unit.activation, Wanted::always(out));
         let gate = Gate { activation, gate: both, up, cols, out: unit.gated, forms };
         let biases = unit.biases.map_or(Biases::NONE, |[gate, up, _]| Biases {
@@ -288,7 +292,7 @@ impl Run<'_> {
         self.gate(&gate, pairs, &biases)
     }
 
-    /// Gate and up as products of their own, then their gate.
+    /// Gate and up, or the up alone, as products of their own, then their gate.
     fn gated_apart(
         &self,
         unit: &Experts,
@@ -299,7 +303,8 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let both = both(unit)?;
         let product = PairProduct { from: &unit.from, slots: unit.choice.used, stride: both.stride };
-        for (number, table) in tables.into_iter().enumerate() {
+        let all = if unit.has_gates { 2 } else { 1 };
+        for (number, table) in tables.into_iter().take(all).enumerate() {
             let to = self.at(both).offset(number * table.rows as usize);
             self.pair_product(unit, table, product, to, pairs)?;
         }

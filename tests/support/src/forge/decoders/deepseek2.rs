@@ -1,6 +1,8 @@
 //! deepseek2: latent attention, experts after a dense layer, and one that all rows share.
 
-use super::{DIMS, Dims, EPSILON, Forge, Random, TRAINED, Value, Weights, scaled, start, with};
+use super::{
+    DIMS, Dims, EPSILON, Forge, Random, TRAINED, Value, Weights, scaled, start, with, with_merged_experts,
+};
 
 const EXPERTS: u64 = 8;
 const EXPERT_FFN: u64 = 32;
@@ -51,6 +53,7 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
         ("deepseek2-lite", decoder(181, false)),
         ("deepseek2", scaled(sigmoid, yarn)),
         ("deepseek2-groups", groups),
+        ("deepseek2-merged", with_merged_experts(decoder(185, false), EXPERTS)),
     ]
 }
 

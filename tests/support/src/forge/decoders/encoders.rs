@@ -5,6 +5,8 @@ use super::{DIMS as DECODERS, Dims, EPSILON, Forge, HEADS, Qkv, Random, Value, W
 /// Each query head has keys of its own.
 const DIMS: Dims = Dims { kv_heads: HEADS, ..DECODERS };
 
+const JINA_V2: Dims = Dims { hidden: 96, heads: 6, kv_heads: 6, ..DECODERS };
+
 /// Most tokens of a text.
 const CONTEXT: u32 = 128;
 
@@ -18,6 +20,9 @@ pub(super) fn encoders() -> Vec<(&'static str, Forge)> {
         ("nomic-bert-parts", pooled(nomic(85, false), 2)),
         ("jina-bert-v3", pooled(jina(88), 1)),
         ("modern-bert", pooled(modern(89), 1)),
+        ("jina-bert-v2", pooled(jina_v2(191, Gate::Apart), 1)),
+        ("jina-bert-v2-merged", pooled(jina_v2(192, Gate::Merged), 1)),
+        ("jina-bert-v2-normed", pooled(jina_v2(193, Gate::None), 2)),
         ("gemma-embedding", pooled(super::gemma3::encoder(90), 1)),
     ]
 }
@@ -114,6 +119,47 @@ fn modern(seed: u64) -> Forge {
         weights.linear(&format!("{layer}.ffn_down"), [DIMS.ffn, DIMS.hidden], 1.5, false);
     }
     weights.norm("output_norm.weight", DIMS.hidden);
+    weights.forge
+}
+
+/// The gate of a feed-forward.
+#[derive(Clone, Copy, PartialEq)]
+enum Gate {
+    Apart,
+    Merged,
+    None,
+}
+
+/// Six heads, so that some slopes are no powers of two. Those without a gate have the norms that only some files have.
+fn jina_v2(seed: u64, gate: Gate) -> Forge {
+    let (forge, vocab) = begin(seed, "jina-bert-v2", 2);
+    let mut forge = with(forge, "embedding_length", Value::u32(JINA_V2.hidden as u32));
+    for key in ["attention.head_count", "attention.head_count_kv"] {
+        forge = with(forge, key, Value::u32(JINA_V2.heads as u32));
+    }
+    let mut weights = Weights { forge, random: Random(seed) };
+    let Dims { hidden, ffn, .. } = JINA_V2;
+    weights.embedding(hidden, vocab, false);
+    weights.add("token_types.weight", &[hidden, 2], 0.0, 0.7);
+    weights.layer_norm("token_embd_norm", hidden);
+    for index in 0..JINA_V2.layers {
+        let name = |part: &str| format!("blk.{index}.{part}");
+        weights.qkv(&format!("blk.{index}"), JINA_V2, Qkv { fused: false, bias: true });
+        if gate == Gate::None {
+            for stem in ["attn_q_norm", "attn_k_norm", "attn_norm_2"] {
+                weights.layer_norm(&name(stem), hidden);
+            }
+        }
+        weights.linear(&name("attn_output"), [hidden, hidden], 1.0, true);
+        weights.layer_norm(&name("attn_output_norm"), hidden);
+        if gate == Gate::Apart {
+            weights.linear(&name("ffn_gate"), [hidden, ffn], 1.5, false);
+        }
+        let width = if gate == Gate::Merged { 2 * ffn } else { ffn };
+        weights.linear(&name("ffn_up"), [hidden, width], 1.5, gate == Gate::None);
+        weights.linear(&name("ffn_down"), [ffn, hidden], 1.5, true);
+        weights.layer_norm(&name("layer_output_norm"), hidden);
+    }
     weights.forge
 }
 

@@ -66,6 +66,18 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     ]
 }
 
+/// A qwen3 whose file has a classifier of yes and no, and the text in which it reads pairs.
+pub(super) fn ranker() -> Forge {
+    let forge = decoder(14, Shape { tied: true, ..QWEN3 })
+        .set("qwen3.pooling_type", Value::u32(4))
+        .set("qwen3.classifier.output_labels", Value::strings(&["yes", "no"]))
+        .set("tokenizer.chat_templates", Value::strings(&["rerank"]))
+        .set("tokenizer.chat_template.rerank", Value::string("<s>Q: {query}\nD: {document}</s>\n"));
+    let mut weights = Weights { forge, random: Random(114) };
+    weights.matrix("cls.output.weight", &[HIDDEN, 2], 2.0);
+    weights.forge
+}
+
 /// Adds divisors of the rope frequencies, from 1 for the fastest pair to `last` for the slowest.
 fn with_factors(mut forge: Forge, name: &str, last: f32) -> Forge {
     let pairs = LLAMA.head_dim / 2;

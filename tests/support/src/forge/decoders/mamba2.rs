@@ -30,7 +30,9 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
         ("granitehybrid-experts", granite(223, true)),
         ("falcon-h1", falcon(224, false)),
         ("falcon-h1-normed", falcon(225, true)),
-        ("nemotron_h", nemotron(226)),
+        ("nemotron_h", nemotron(226, false)),
+        ("nemotron_h_moe", in_groups(nemotron(227, true), 1, 1, true)),
+        ("nemotron_h_moe-groups", in_groups(nemotron(228, true), 4, 2, false)),
     ]
 }
 
@@ -120,8 +122,27 @@ fn falcon(seed: u64, normed: bool) -> Forge {
     end(weights, vocab, 2.5)
 }
 
-fn nemotron(seed: u64) -> Forge {
-    let (forge, vocab) = begin(seed, "nemotron_h", MAMBA);
+/// States how many groups a file's experts have, how many are used, and whether weights are normalised.
+fn in_groups(forge: Forge, count: u32, used: u32, normalise: bool) -> Forge {
+    let forge = with(forge, "expert_group_count", Value::u32(count));
+    let forge = with(forge, "expert_group_used_count", Value::u32(used));
+    with(forge, "expert_weights_norm", Value::bool(normalise))
+}
+
+fn nemotron(seed: u64, experts: bool) -> Forge {
+    let (mut forge, vocab) = begin(seed, if experts { "nemotron_h_moe" } else { "nemotron_h" }, MAMBA);
+    if experts {
+        for (name, value) in [
+            ("expert_count", EXPERTS),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", EXPERT_FFN),
+            ("expert_shared_count", 1),
+            ("expert_shared_feed_forward_length", SHARED_FFN),
+        ] {
+            forge = with(forge, name, Value::u32(value as u32));
+        }
+        forge = with(forge, "expert_weights_scale", Value::f32(2.5));
+    }
     let forge = with(forge, "attention.head_count_kv", Value::i32s(&[0, 2, 0, 0]));
     let forge = with(forge, "feed_forward_length", Value::i32s(&[0, 0, 96, 0]));
     let forge = with(forge, "block_count", Value::u32(4));
@@ -137,6 +158,7 @@ fn nemotron(seed: u64) -> Forge {
                 weights.qkv(&layer, HYBRID, Qkv { fused: false, bias: false });
                 weights.attention_output(&layer, HYBRID);
             }
+            2 if experts => experts_without_gates(&mut weights, &layer),
             2 => {
                 weights.linear(&format!("{layer}.ffn_up"), [HYBRID.hidden, HYBRID.ffn], 1.5, false);
                 weights.linear(&format!("{layer}.ffn_down"), [HYBRID.ffn, HYBRID.hidden], 1.0, false);
@@ -145,6 +167,17 @@ fn nemotron(seed: u64) -> Forge {
         }
     }
     end(weights, vocab, 2.5)
+}
+
+/// Adds a router with a bias of the choice, experts, and one for all tokens.
+fn experts_without_gates(weights: &mut Weights, layer: &str) {
+    let name = |part: &str| format!("{layer}.{part}");
+    weights.matrix(&name("ffn_gate_inp.weight"), &[HYBRID.hidden, EXPERTS], 1.5);
+    weights.add(&name("exp_probs_b.bias"), &[EXPERTS], 0.0, 0.3);
+    weights.matrix(&name("ffn_up_exps.weight"), &[HYBRID.hidden, EXPERT_FFN, EXPERTS], 1.5);
+    weights.matrix(&name("ffn_down_exps.weight"), &[EXPERT_FFN, HYBRID.hidden, EXPERTS], 1.0);
+    weights.linear(&name("ffn_up_shexp"), [HYBRID.hidden, SHARED_FFN], 1.5, false);
+    weights.linear(&name("ffn_down_shexp"), [SHARED_FFN, HYBRID.hidden], 1.0, false);
 }
 
 fn end(mut weights: Weights, vocab: u64, gain: f32) -> Forge {

@@ -1,6 +1,6 @@
 //! qwen3next, qwen35 and qwen35moe: gated delta rules, and attention with a gate for each value.
 
-use super::{DIMS, Dims, EPSILON, Forge, Random, Value, Weights, start, with};
+use super::{DIMS, Dims, EPSILON, Forge, Random, Value, Weights, start, with, with_merged_experts};
 
 const QWEN: Dims = Dims { layers: 3, head_dim: 32, rotated: 16, ..DIMS };
 const TAPS: u64 = 3;
@@ -21,6 +21,7 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
         ("qwen35", decoder(232, "qwen35", 2, interval)),
         ("qwen35-listed", decoder(233, "qwen35", 1, listed)),
         ("qwen35moe", decoder(234, "qwen35moe", 2, interval)),
+        ("qwen35moe-merged", with_merged_experts(decoder(235, "qwen35moe", 2, interval), EXPERTS)),
     ]
 }
 
