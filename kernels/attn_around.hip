@@ -25,10 +25,9 @@ namespace prefill {
 
 template <u32 HEAD> DEV void around_sized(const Task& t) {
 #if HAS_MATRIX_UNIT
-    run_matrix<HEAD, true>(t);
-#else
-    run_plain<f16, true>(t);
+    if constexpr (Sizes<HEAD>::FITS) return run_matrix<HEAD, true>(t);
 #endif
+    run_plain<f16, true>(t);
 }
 template <class T> DEV void around_any(const Task& t) { run_plain<T, true>(t); }
 

@@ -36,10 +36,9 @@ namespace prefill {
 
 template <u32 HEAD> DEV void run_sized(const Task& t) {
 #if HAS_MATRIX_UNIT
-    run_matrix<HEAD, false>(t);
-#else
-    run_plain<f16, false>(t);
+    if constexpr (Sizes<HEAD>::FITS) return run_matrix<HEAD, false>(t);
 #endif
+    run_plain<f16, false>(t);
 }
 template <class T> DEV void run_any(const Task& t) { run_plain<T, false>(t); }
 

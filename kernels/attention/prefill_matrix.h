@@ -5,8 +5,8 @@
 // because there a few lanes hold a whole row for every fragment layout. Weights are read back from there as an operand.
 //
 // Queries and sums of 256 values do not fit a lane's registers. Such heads are walked through twice, for one half of the values
-// each time. The second walk computes the same weights again, half as much work more. RDNA 3, whose lanes hold queries twice,
-// walks four times.
+// each time. The second walk computes the same weights again, half as much work more. RDNA 3 takes the plain body for them: its
+// lanes hold queries twice.
 #pragma once
 #include "prefill.h"
 
@@ -29,12 +29,9 @@ constexpr u32 AHEAD_MOST = 170;
 #endif
 
 template <u32 HEAD> struct Sizes {
-    // Registers for queries, and for the sums of `walks` walks through the pages.
-    static constexpr u32 PARTS = HEAD / SIDE, QUERY_REGISTERS = PARTS * Frag::A::SIZE / 2;
-    static constexpr u32 held(u32 walks) { return QUERY_REGISTERS + PARTS / walks * Frag::C::SIZE; }
-    // Walks, and the values of a head that one of them sums.
-    static constexpr u32 WALKS = HEAD <= 128 ? 1 : held(2) <= HELD_MOST ? 2 : 4, SUMMED = HEAD / WALKS;
-    static constexpr u32 SUMMED_PARTS = SUMMED / SIDE, KEY_STRIDE = HEAD + 8;
+    // Walks through the pages, and the values of a head that one of them sums.
+    static constexpr u32 WALKS = HEAD > 128 ? 2 : 1, SUMMED = HEAD / WALKS;
+    static constexpr u32 PARTS = HEAD / SIDE, SUMMED_PARTS = SUMMED / SIDE, KEY_STRIDE = HEAD + 8;
     // 16-byte chunks of a token's keys and of its summed values, and how many of a page a thread moves.
     static constexpr u32 KEY_CHUNKS = HEAD / 8, VALUE_CHUNKS = SUMMED / 8;
     static constexpr u32 KEYS_PER_THREAD = (KV_PAGE_TOKENS * KEY_CHUNKS + WAVES * WAVE - 1) / (WAVES * WAVE);
@@ -43,8 +40,10 @@ template <u32 HEAD> struct Sizes {
     // Queries are staged where pages will lie, SUMMED values of each at a time.
     static constexpr u32 STAGED_STRIDE = SUMMED + 8;
     static_assert(QUERIES * STAGED_STRIDE <= KEYS + VALUES, "queries are staged where pages will lie");
-    // Whether the next page loads ahead, to registers.
-    static constexpr bool AHEAD = held(WALKS) + 4 * (KEYS_PER_THREAD + VALUES_PER_THREAD) <= AHEAD_MOST;
+    static constexpr u32 HELD = PARTS * Frag::A::SIZE / 2 + SUMMED_PARTS * Frag::C::SIZE;
+    // Whether a lane's registers are enough, and then also for the next page, which loads ahead.
+    static constexpr bool FITS = HELD <= HELD_MOST;
+    static constexpr bool AHEAD = HELD + 4 * (KEYS_PER_THREAD + VALUES_PER_THREAD) <= AHEAD_MOST;
 };
 
 // A page of keys and values in flight from memory to LDS.
@@ -56,36 +55,13 @@ template <u32 HEAD> struct Transfer {
     // were never written, or no query sees them.
     DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens, u32 first) {
         const f16* key = pages.keys(index);
-        fetch_keys(key, from, tokens);
-        fetch_values(pages.values_of((f16*)key) + first, from, tokens);
-    }
-
-    DEV void store(f16* to_keys, f16* to_values) const {
-        store_keys(to_keys);
-        store_values(to_values);
-    }
-
-    // Loads and stores: keys first, then values in the registers that keys had.
-    DEV void move(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens, u32 first, f16* to_keys, f16* to_values) {
-        const f16* key = pages.keys(index);
-        fetch_keys(key, from, tokens);
-        store_keys(to_keys);
-        fetch_values(pages.values_of((f16*)key) + first, from, tokens);
-        store_values(to_values);
-    }
-
-private:
-    // Neighbouring lanes along a row.
-    DEV void fetch_keys(const f16* key, u32 from, u32 tokens) {
+        const f16* value = pages.values_of((f16*)key) + first;
+        // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, the order in LDS.
         UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             keys[i] = {0, 0, 0, 0};
             if (chunk / S::KEY_CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
         }
-    }
-
-    // Neighbouring lanes down a column, the order in LDS.
-    DEV void fetch_values(const f16* value, u32 from, u32 tokens) {
         UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             values[i] = {0, 0, 0, 0};
@@ -95,19 +71,16 @@ private:
         }
     }
 
-    DEV void store_keys(f16* to) const {
+    DEV void store(f16* to_keys, f16* to_values) const {
         UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             if (chunk >= KV_PAGE_TOKENS * S::KEY_CHUNKS) continue;
-            store16(to + chunk / S::KEY_CHUNKS * S::KEY_STRIDE + chunk % S::KEY_CHUNKS * 8, keys[i]);
+            store16(to_keys + chunk / S::KEY_CHUNKS * S::KEY_STRIDE + chunk % S::KEY_CHUNKS * 8, keys[i]);
         }
-    }
-
-    DEV void store_values(f16* to) const {
         UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             if (chunk >= KV_PAGE_TOKENS * S::VALUE_CHUNKS) continue;
-            f16* column = to + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
+            f16* column = to_values + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
             UNROLL for (u32 d = 0; d < 8; d++) {
                 u32 pair = values[i][d / 2];
                 column[d * VALUE_STRIDE] = f16_from_bits((u16)(d % 2 ? pair >> 16 : pair));
@@ -162,23 +135,17 @@ template <u32 HEAD, bool AROUND> struct MatrixState {
 
     // Writes the scores of the page's tokens to the wave's `scores`: [16][SCORE_STRIDE].
     DEV void score(const f16* keys, f32* scores) const {
-        if constexpr (S::WALKS > 1) {
-            // Else AMD's compiler loads keys of the second half ahead, to registers that a lane does not have.
-            ROLLED for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) score_half(half, keys, scores);
-        } else {
-            UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) score_half(half, keys, scores);
+        UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
+            Frag::C c = Frag::zero();
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+                c = Frag::mma(queries[part],
+                              Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
+            }
+            UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
+            }
         }
         wave_sync();
-    }
-
-    DEV void score_half(u32 half, const f16* keys, f32* scores) const {
-        Frag::C c = Frag::zero();
-        UNROLL for (u32 part = 0; part < S::PARTS; part++) {
-            c = Frag::mma(queries[part], Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
-        }
-        UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
-            scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
-        }
     }
 
     // Caps the wave's `scores`; each lane those that it weighs next. Apart from `score`, which has no register left for it.
@@ -251,14 +218,13 @@ template <u32 HEAD, bool AROUND> struct MatrixState {
 
     // Values from `first` on, as a block's share of the tile.
     DEV void hand_in(const Tile<AROUND>& tile, u32 first) const {
-        const u32 own = wave() * SIDE + row();
-        if (lane() % ROW_LANES == 0 && own < tile.queries()) tile.store_stats(own, most, sum);
-        f32* mine = tile.part(block_z(), 0);
+        u32 mine = wave() * SIDE + row();
+        if (lane() % ROW_LANES == 0 && mine < tile.queries()) tile.store_stats(mine, most, sum);
         UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
             u32 query = wave() * SIDE + Frag::C::row(l);
             if (query >= tile.queries()) continue;
-            const u32 to = query * HEAD + first + Frag::C::col(l);
-            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) mine[to + part * SIDE] = values[part].get(l);
+            f32* to = tile.part(block_z(), query) + first + Frag::C::col(l);
+            UNROLL for (u32 part = 0; part < S::SUMMED_PARTS; part++) to[part * SIDE] = values[part].get(l);
         }
     }
 
@@ -304,10 +270,11 @@ template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
             transfer.fetch(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed);
         }
         for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
+            if (!S::AHEAD) {
+                transfer.fetch(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed);
+            }
             barrier_lds();
-            const u32 page = start / KV_PAGE_TOKENS, page_from = max_u32(from, start) - start;
-            if (S::AHEAD) transfer.store(keys, values);
-            else transfer.move(pages, page, page_from, length - start, summed, keys, values);
+            transfer.store(keys, values);
             barrier_lds();
             u32 next = start + KV_PAGE_TOKENS;
             if (S::AHEAD && next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next, summed);
