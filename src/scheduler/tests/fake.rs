@@ -1,5 +1,4 @@
 //! A backend whose next token is a hash of all tokens in the pages of its page table, in order of position.
-//!
 //! So a wrong page, position, row or sequence changes the answer. [`next_token`] computes the right answer without the
 //! backend. The backend also checks the order of parts, and that no two sequences of a step write the same page.
 
