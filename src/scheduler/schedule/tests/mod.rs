@@ -515,8 +515,9 @@ fn random_schedules_keep_the_rules() {
     });
     let [preempted, drafted, accepted] = [preempted, drafted, accepted].map(AtomicUsize::into_inner);
     assert!(seeds < 1000 || accepted > 1000 && drafted > accepted, "{accepted} of {drafted} drafted tokens");
+    // One in ten does, give or take; much fewer would be schedules without scarcity.
     assert!(
-        seeds < 1000 || preempted as u64 * 10 > seeds,
+        seeds < 1000 || preempted as u64 * 20 > seeds,
         "in {preempted} of {seeds} schedules a sequence gave its pages up"
     );
 }
