@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::keep::Keep;
 use crate::aside::{Aside, Limits, Subject};
 use crate::backend::BackendError;
 use crate::config::{Config, ConfigError};
@@ -107,5 +108,11 @@ pub fn judge(config: &Config, survey: Option<&Survey>) -> Result<Vec<String>, Co
     let missing = of_host.chain(of_weights).filter(|(_, name)| !found(name)).take(TOLD_MAX);
     warnings
         .extend(missing.map(|(key, name)| format!("{key} names {name:?}, and no directory has that model")));
+    if Keep::of(config).is_err() {
+        warnings.push(
+            "kv.keep_mib is set and kv.keep_dir is not: only systemd names a folder, so the daemon would start under it alone"
+                .to_owned(),
+        );
+    }
     Ok(warnings)
 }

@@ -109,6 +109,20 @@ fn a_check_names_models_that_the_configuration_names_and_nobody_has() {
     assert_eq!((status, lines), (0, vec![&*says("host.models", "gone"), &*says("weights.models", "Tiny")]));
 }
 
+/// A daemon that systemd did not start has no cache directory, and would end at once.
+#[test]
+fn a_check_says_that_prefixes_have_no_folder() {
+    let rig = Rig::idle();
+    let models = models_of(&[&rig.dir.path().join("models")]);
+    rig.configure(&format!("{models}[kv]\nkeep_mib = 64\n"));
+    let (status, _, told) = checked(&rig);
+    assert_eq!((status, told.lines().count()), (0, 1), "{told}");
+    assert!(told.starts_with("warning: kv.keep_mib is set and kv.keep_dir is not: "), "{told}");
+    let dir = rig.dir.path().join("kept");
+    rig.configure(&format!("{models}[kv]\nkeep_mib = 64\nkeep_dir = {dir:?}\n"));
+    assert_eq!((checked(&rig).0, checked(&rig).2), (0, String::new()));
+}
+
 /// Links to themselves are unreadable, even for root.
 #[test]
 fn a_check_names_what_cannot_be_read() {
