@@ -7,7 +7,7 @@
 //            All else is as of attn_prefill: q, tiles, row_seq, page_tables, page_base, layer_offset, scale, cap, sinks, out, out16,
 //            row_scales, part_values, part_stats, counters
 // Variants   attn_around_f16_<64 | 256>: f16 pages, heads of that size, on the matrix unit where the target has one;
-//            attn_around_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
+//            attn_around_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256. RDNA 3 takes it for heads of 256 too
 // Requires   window > 0; n_heads / n_kv_heads <= 64
 // Launch     as attn_prefill: grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves
 // Alignment  16 bytes for pages and q

@@ -14,7 +14,8 @@
 //            part_values: f32[T][n_kv_heads][grid z][64][head_dim], part_stats: f32[T][n_kv_heads][grid z][64][2]: scratch, and
 //            counters: u32[T][n_kv_heads], 0 before the first launch, and 0 again after each; not used for grid z 1
 // Variants   attn_prefill_f16_<64 | 80 | 96 | 128 | 256>: f16 pages, that head_dim, on the matrix unit where the target has one;
-//            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
+//            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256. RDNA 3, whose registers do not hold queries
+//            and sums of 256, takes that arithmetic for them too
 // Requires   n_heads / n_kv_heads <= 64
 // Launch     grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves. Tiles of late positions take
 //            longest: put them first

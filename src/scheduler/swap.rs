@@ -160,8 +160,11 @@ impl<A> Schedule<A> {
         }
         let of = (sequence.request.model, sequence.request.uid);
         let ends = (1..=end.div_ceil(KV_PAGE_TOKENS)).map(|page| (page * KV_PAGE_TOKENS).min(end));
-        let lacked = ends.filter(|end| !self.kv().has(of, &tokens[..*end]).0);
-        let pages = lacked.map(|end| Some((end, sequence.swapped.pages.get(&end).cloned()?)));
+        let ends: Vec<usize> = ends.collect();
+        // A tree has no page without those before it. Each look-up walks from the root on, so one for each page would take time by
+        // the square of their number.
+        let (_, lacked) = ends.split_at(ends.partition_point(|end| self.kv().has(of, &tokens[..*end]).0));
+        let pages = lacked.iter().map(|end| Some((*end, sequence.swapped.pages.get(end).cloned()?)));
         let pages = pages.collect::<Option<Vec<_>>>()?;
         self.kv_mut().use_pages(of, &tokens);
         Some(ReturningState { of, tokens, pages, state })

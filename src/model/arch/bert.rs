@@ -1,7 +1,8 @@
-//! `bert`, `nomic-bert`, `jina-bert-v2` and `jina-bert-v3`: encoders. All rows of a text see each other, and a LayerNorm follows each half of a layer.
+//! `bert`, `nomic-bert`, `jina-bert-v2` and `jina-bert-v3`: encoders. All rows of a text see each other, and a LayerNorm follows
+//! each half of a layer.
 //!
-//! BERT adds learned positions to the token embeddings, the first of Jina's lowers scores by distance, the others rotate. As in llama.cpp, all tokens have the first
-//! token type, and GELU is its approximation by tanh. A file with a classifier scores texts.
+//! BERT adds learned positions to the token embeddings, the first of Jina's lowers scores by distance, the others rotate. As in
+//! llama.cpp, all tokens have the first token type, and GELU is its approximation by tanh. A file with a classifier scores texts.
 
 use super::sizes::{Sizes, norm};
 use super::writer::{Attention, Norm, Presence, Qkv, Writer};

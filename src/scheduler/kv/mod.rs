@@ -273,12 +273,10 @@ impl Kv {
         for page in pages.into_iter().chain(copied) {
             self.drop_page(model, uid, page);
         }
-        let states = state.into_iter().chain(spare);
-        let had_states = states.clone().count() > 0;
-        states.for_each(|state| self.drop_state(model, uid, state));
-        if had_states {
-            self.bound_states();
+        for state in state.into_iter().chain(spare) {
+            self.drop_state(model, uid, state);
         }
+        self.bound_states();
     }
 
     /// Gives back the pages that a sequence of so many positions does not need: those of tokens that were refused. The tree has none
