@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -82,12 +82,13 @@ fn a_free_port_is_served_until_a_signal() {
 }
 
 /// Starts the program as systemd does: descriptor 3 is the socket.
+///
+/// The socket comes through standard input: only this child inherits it, and dash duplicates no descriptor above 9.
 fn handed(socket: &TcpListener, daemon: &Path) -> Child {
-    rustix::io::fcntl_setfd(socket.as_fd(), rustix::io::FdFlags::empty()).unwrap();
-    let script = format!("exec 3<&{}; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"", socket.as_raw_fd());
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", &script, "sh", PROGRAM, "--listen", "127.0.0.1:1", "--socket"]).arg(daemon);
-    command.stderr(Stdio::piped()).spawn().unwrap()
+    command.args(["-c", script, "sh", PROGRAM, "--listen", "127.0.0.1:1", "--socket"]).arg(daemon);
+    command.stdin(OwnedFd::from(socket.try_clone().unwrap())).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 #[test]

@@ -97,15 +97,17 @@ mod tests {
                 std::thread::spawn(move || flights.join([1; 32], lock::now() + Duration::from_secs(20)))
             })
             .collect();
+        // The map, the flight and each waiter hold the outcome.
+        let by = lock::now() + Duration::from_secs(20);
+        while Arc::strong_count(&first.outcome) < 2 + waiting.len() {
+            assert!(lock::now() < by, "they wait");
+            std::thread::yield_now();
+        }
         let error = ConstraintError::Internal("broken".to_owned());
         first.land(Some(&error));
         for waiter in waiting {
-            // One that came only now leads.
-            match waiter.join().unwrap() {
-                Turn::Failed(heard) => assert_eq!(heard, error),
-                Turn::Lead(_) | Turn::Landed => {}
-                Turn::Late => panic!("nobody told it"),
-            }
+            let Turn::Failed(heard) = waiter.join().unwrap() else { panic!("nobody told it") };
+            assert_eq!(heard, error);
         }
         let Turn::Lead(second) = flights.join([1; 32], soon()) else { panic!("it ended") };
         drop(second); // its user may not compile now
