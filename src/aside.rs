@@ -23,6 +23,7 @@ pub mod processes;
 mod received;
 
 use dropping::Dropped;
+pub use dropping::STUCK;
 pub use received::ReceivedFd;
 
 /// Most bytes of a panic's message.

@@ -336,7 +336,7 @@ impl Config {
             // Less than 8 MiB would leave some users no room for one of the largest frames.
             ("limits.request_mib", l.request_mib, 8, 1 << 20),
             ("limits.header_mib", l.header_mib, 8, 1 << 20),
-            ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
+            ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 0, 4096),
             ("limits.drain_s", l.drain_s.into(), 0, 3600),
             ("device.index", d.index.into(), 0, 63),
             ("device.upload_threads", d.upload_threads as u64, 0, 64),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Aside, Errand, Running, Subject, Table, WARNING_PAUSE};
 
@@ -12,6 +12,10 @@ const DROPPING_OF_NAME: usize = 4;
 
 /// The operation of these threads.
 const DROPPING: &str = "closing a file";
+
+/// To close a file of FUSE asks its server, and no signal ends that wait.
+pub const STUCK: &str = "their server does not answer. Each holds a thread, and no signal ends it: the daemon's process stays \
+    until the server answers or ends. Root can end a connection of FUSE: `echo 1 > /sys/fs/fuse/connections/N/abort`";
 
 /// A value of any type.
 pub(super) struct Dropped(#[allow(dead_code)] Box<dyn Send>); // held to be dropped
@@ -28,20 +32,17 @@ impl Aside {
     pub fn let_go<T: Send + 'static>(self: &Arc<Self>, name: String, value: T) {
         let mut table = self.table.lock();
         table.to_drop.push((name, Dropped(Box::new(value))));
-        let silent = table.silent(self.limits.patience, |subject| subject.what == DROPPING);
-        let warns = silent.filter(|_| table.warned.is_none_or(|warned| warned.elapsed() >= WARNING_PAUSE));
+        let warns = table
+            .longest_drop(self.limits.patience)
+            .filter(|_| table.warned.is_none_or(|warned| warned.elapsed() >= WARNING_PAUSE));
         if warns.is_some() {
             table.warned = Some(Instant::now());
         }
         let work = table.work_to_drop();
         drop(table);
-        if let Some(waited) = warns {
+        if let Some((of, waited)) = warns {
             let (waited_s, lost_threads) = (waited.as_secs(), self.lost());
-            tracing::warn!(
-                waited_s,
-                lost_threads,
-                "files do not close: their server does not answer, and a thread is lost for each"
-            );
+            tracing::warn!(of, waited_s, lost_threads, "files do not close: {STUCK}");
         }
         let Some((number, value)) = work else { return };
         let errand: Errand<()> = Errand { aside: Arc::clone(self), number, tell: sync_channel(0).0 };
@@ -58,6 +59,14 @@ impl Aside {
 }
 
 impl Table {
+    /// The name and the time of the longest drop past the patience.
+    fn longest_drop(&self, patience: Duration) -> Option<(String, Duration)> {
+        let drops = self.running.values().filter(|running| running.subject.what == DROPPING);
+        let longest = drops.min_by_key(|running| running.since)?;
+        let waited = longest.since.elapsed();
+        (waited >= patience).then(|| (longest.subject.name.clone(), waited))
+    }
+
     /// Threads that drop values, of one name or of all.
     fn dropping(&self, name: Option<&str>) -> usize {
         let of = |running: &&Running| {

@@ -69,6 +69,11 @@ impl ReceivedFd {
         CLOSING.lock().get(&uid).is_none_or(|count| *count < CLOSING_MAX)
     }
 
+    /// Descriptors that are being closed or wait for that, of all users.
+    pub fn closing() -> usize {
+        CLOSING.lock().values().sum()
+    }
+
     /// Number of threads that are lost because they closed one.
     pub fn lost_threads() -> usize {
         CLOSER.lost()

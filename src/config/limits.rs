@@ -29,7 +29,7 @@ pub struct Limits {
     pub request_mib: u64,
     /// Most memory for headers of mapped models, in MiB. Users share it.
     pub header_mib: u64,
-    /// Most model files that one uid may have passed by descriptor at a time.
+    /// Most model files that one uid may have passed by descriptor at a time. 0: the kernel drops descriptors on arrival.
     pub passed_models_per_uid: u32,
     /// Whether clients may pass files of network and user file systems, whose servers may hang. They are copied into memory.
     /// With them, files in memory without a name or with holes are allowed.

@@ -10,6 +10,7 @@ use signal_hook_tokio::Signals;
 
 use super::inherited::Inherited;
 use super::{ConfigSource, Daemon, DaemonError, directories, watchdog};
+use crate::aside::{ReceivedFd, STUCK};
 use crate::backend::{Backend, BackendError};
 use crate::config::{Config, ConfigError};
 use crate::session;
@@ -86,6 +87,10 @@ where
         notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers finish first")]);
         daemon.stop().await?;
         tracing::info!("stopped");
+        let closing = ReceivedFd::closing();
+        if closing > 0 {
+            tracing::warn!(closing, "descriptors that clients passed do not close: {STUCK}");
+        }
         if failed { Err(DaemonError::EngineFailed) } else { Ok(()) }
     });
     // Blocking work still running cannot delay the end.

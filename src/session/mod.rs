@@ -56,7 +56,7 @@ mod users;
 use budget::Held;
 use call::Call;
 use control::Control;
-use error::{failure, of_codec, of_refusal, shortage};
+use error::{Failure, failure, of_codec, of_refusal, of_store, shortage};
 pub use error::{share_code, store_code};
 pub use events::ModelEvents;
 pub use extras::{Extras, ExtrasError};
@@ -69,6 +69,7 @@ pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
 use crate::aside::ReceivedFd;
 use crate::lock::{Mutex, Rank};
+use crate::model::store::StoreError;
 use crate::share::Refusal;
 
 /// A received frame. Its header was checked; payload and descriptors have the lengths that the header announced.
@@ -260,7 +261,7 @@ impl Session {
             return Err(fatal(ErrorCode::BadDescriptors, &text));
         }
         if frame.fds_lost {
-            responder.fail(&shortage("the kernel could not hand over the model's descriptor"));
+            responder.fail(&self.without_descriptor());
             return Ok(());
         }
         if let Some(refusal) = &frame.fds_refused {
@@ -288,6 +289,22 @@ impl Session {
         let call = Call { connection: Arc::clone(&self.connection), control, _held: held };
         call.answer(message, responder, frame.fds, frame.payload);
         Ok(())
+    }
+
+    /// Why the descriptor of a request did not come.
+    fn without_descriptor(&self) -> Failure {
+        let (service, uid) = (&self.connection.service, self.connection.peer.uid);
+        let limit = service.users().of(uid).passed_models;
+        if limit.value == 0 {
+            return of_store(&StoreError::Quota { uid, limit });
+        }
+        if !ReceivedFd::may_come_from(uid) {
+            return failure(
+                ErrorCode::Quota,
+                "no descriptor is taken, because many that you sent are still being closed: their file systems do not answer",
+            );
+        }
+        shortage("the kernel could not hand over the model's descriptor")
     }
 
     /// The frame that tells the client why its connection ends.

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::open::{IDLE, Life};
 use super::receive::{self, Frames, ReceiveError};
-use crate::session::budget::UserBudget;
 use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
 /// Longest time that a closing connection may take to deliver its queued output.
@@ -39,7 +38,9 @@ pub(super) async fn serve(
     let uid = peer.uid;
     let outbox = Outbox::new(service.budget.answers(uid));
     let room = service.budget.room(uid);
-    let payload_bytes_max = hello.limits.max_frame;
+    let users = Arc::clone(service.users());
+    let may_pass = move || users.of(uid).passed_models.value > 0;
+    let frames = Frames::new(&stream, hello.limits.max_frame, &room, &may_pass);
     let mut session = Session::new(Arc::clone(&service), peer, &hello, outbox.clone());
     let overflow = session.last_words(&Fatal {
         code: ErrorCode::OutputOverflow,
@@ -49,7 +50,7 @@ pub(super) async fn serve(
     life.moved();
     let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone(), overflow, Arc::clone(&life)));
     let end = tokio::select! {
-        end = read(&stream, payload_bytes_max, &room, &mut session, &life) => end,
+        end = read(frames, &mut session, &life) => end,
         () = life.given_up.cancelled() => End::Tell(given_up()),
         () = outbox.closed() => End::Quiet,
         () = close.cancelled() => End::Quiet,
@@ -93,14 +94,7 @@ fn given_up() -> Fatal {
     Fatal { code: ErrorCode::Busy, message }
 }
 
-async fn read(
-    stream: &Stream,
-    payload_bytes_max: u32,
-    room: &UserBudget,
-    session: &mut Session,
-    life: &Life,
-) -> End {
-    let mut frames = Frames::new(stream, payload_bytes_max, room);
+async fn read(mut frames: Frames<'_>, session: &mut Session, life: &Life) -> End {
     loop {
         let received = frames.next().await;
         life.moved();

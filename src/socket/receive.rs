@@ -134,6 +134,8 @@ pub(super) struct Frames<'a> {
     stream: &'a Stream,
     payload_bytes_max: u32,
     room: &'a UserBudget,
+    /// Whether the user may pass files now.
+    may_pass: &'a (dyn Fn() -> bool + Sync),
     /// Bytes that were read and not yet cut, from `cut` on. Empty between most frames, so that an idle connection costs
     /// no memory.
     ahead: Vec<u8>,
@@ -151,9 +153,15 @@ struct Arrived {
 }
 
 impl<'a> Frames<'a> {
-    /// Payloads may have at most `payload_bytes_max` bytes; they and descriptors are charged to `room`.
-    pub fn new(stream: &'a Stream, payload_bytes_max: u32, room: &'a UserBudget) -> Self {
-        Self { stream, payload_bytes_max, room, ahead: Vec::new(), cut: 0, arrived: None }
+    /// Payloads may have at most `payload_bytes_max` bytes; they and descriptors are charged to `room`. While the user may
+    /// pass no files, the kernel drops its descriptors: no thread of the daemon ever closes one, which asks its server.
+    pub fn new(
+        stream: &'a Stream,
+        payload_bytes_max: u32,
+        room: &'a UserBudget,
+        may_pass: &'a (dyn Fn() -> bool + Sync),
+    ) -> Self {
+        Self { stream, payload_bytes_max, room, may_pass, ahead: Vec::new(), cut: 0, arrived: None }
     }
 
     /// The next frame. Waits for its first byte without a time limit.
@@ -226,7 +234,10 @@ impl<'a> Frames<'a> {
         self.cut = 0;
         self.ahead.shrink_to(AHEAD_KEPT_BYTES);
         let (from, ahead) = (self.ahead.len(), &mut self.ahead);
-        let received = receive(self.stream, Some(self.room.uid()), |call| {
+        let uid = self.room.uid();
+        let may_pass = self.may_pass;
+        let sender = || (may_pass() && ReceivedFd::may_come_from(uid)).then_some(uid);
+        let received = receive(self.stream, sender, |call| {
             let mut bytes = [0; READ_BYTES];
             let received = call(&mut bytes)?;
             ahead.extend_from_slice(bytes.get(..received.bytes).unwrap_or_default());
@@ -316,7 +327,7 @@ async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<(
     let mut have = 0;
     while have < want {
         let rest = &mut bytes[have..];
-        let received = receive(stream, None, |call| Ok((call(rest)?, rest.len()))).await?;
+        let received = receive(stream, || None, |call| Ok((call(rest)?, rest.len()))).await?;
         match received.bytes {
             0 if have == 0 && may_be_empty => return Err(ReceiveError::HungUp),
             0 => return Err(ReceiveError::CutShort { have, want }),
@@ -339,19 +350,18 @@ struct Received {
 /// One `recvmsg` into a buffer.
 type Call<'a> = dyn FnMut(&mut [u8]) -> io::Result<Received> + 'a;
 
-/// Has `read` call `recvmsg` once there are bytes, with room for descriptors `from` a user unless it may send none now.
+/// Has `read` call `recvmsg` once there are bytes, with room for descriptors `from` a user, asked at each call.
 /// `read` returns the buffer's size too. A read that does not fill it leaves nothing, unless it ended at descriptors or at
 /// the client's end.
 async fn receive(
     stream: &Stream,
-    from: Option<u32>,
+    from: impl Fn() -> Option<u32>,
     mut read: impl FnMut(&mut Call<'_>) -> io::Result<(Received, usize)>,
 ) -> Result<Received, ReceiveError> {
-    let from = from.filter(|uid| ReceivedFd::may_come_from(*uid));
     let received = loop {
         let mut got = None;
         let once = || {
-            let (received, room) = read(&mut |bytes| receive_now(stream, bytes, from))?;
+            let (received, room) = read(&mut |bytes| receive_now(stream, bytes, from()))?;
             let plain = received.fds.is_empty() && !received.fds_lost;
             let left_nothing = plain && (1..room).contains(&received.bytes);
             got = Some(received);

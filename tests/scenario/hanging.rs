@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rocmforge_client::metrics::prometheus;
 use rocmforge_client::wire::{
-    ErrorCode, Flags, GenerateRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
+    ErrorCode, Ext, Flags, GenerateRequest, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
     encode_frame_with_descriptors,
 };
 use rustix::process::Signal;
@@ -23,6 +23,11 @@ const CROWD: usize = 8;
 /// A daemon with the kept model on a local disk, and with the same model as `far` on a file system that can hang. `None`
 /// where nobody may mount one.
 fn start() -> Option<(Rig, HangingFs)> {
+    start_with("")
+}
+
+/// As [`start`], with more keys of the table `limits`.
+fn start_with(limits: &str) -> Option<(Rig, HangingFs)> {
     if !rustix::process::geteuid().is_root() {
         common::not_run("only root can mount a file system that hangs");
         return None;
@@ -38,7 +43,7 @@ fn start() -> Option<(Rig, HangingFs)> {
             return None;
         }
     };
-    rig.configure("[device]\nbackend = 'cpu'\n[limits]\ndrain_s = 1\n");
+    rig.configure(&format!("[device]\nbackend = 'cpu'\n[limits]\ndrain_s = 1\n{limits}"));
     let mut command = rig.command();
     command.arg("--models").arg(&mounted);
     rig.spawn(&mut command);
@@ -144,15 +149,50 @@ fn descriptors_that_hang_when_they_are_closed_stop_nobody() {
     far.hang();
     let ping = PingRequest::default();
     let ping = encode_frame_with_descriptors(1, Op::Ping, Flags::NONE, PAYLOAD_BYTES_MAX, 1, &ping).unwrap();
-    for _ in 0..CROWD {
-        let mut raw = Raw::connect(&rig);
+    let send = |rig: &Rig| {
+        let mut raw = Raw::connect(rig);
         raw.send_with(&ping, &[file.as_fd()]);
         assert_eq!(raw.error().1.code, ErrorCode::BadDescriptors as u16);
-    }
+    };
+    (0..CROWD).for_each(|_| send(&rig));
     rig.client().load_file(&rig.model(TINY), Some("mine")).unwrap();
     rig.assert_serves();
     let status = rig.eventually("the threads that close count as lost", |status| status.lost_threads() > 0);
     assert!(status.lost_threads() as usize <= CROWD, "{}", status.lost_threads());
     far.answer();
     rig.eventually("no thread is lost", |status| status.lost_threads() == 0);
+
+    // The kernel keeps the process until the server answers; the log says so, and how to end it.
+    far.hang();
+    send(&rig);
+    rig.signal(Signal::TERM);
+    let until = Instant::now() + PATIENCE;
+    while !rig.log_text().contains("connections/N/abort") {
+        assert!(Instant::now() < until, "{}", rig.log_text());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    far.answer();
+    assert!(rig.ended().success(), "{}", rig.log_text());
+}
+
+#[test]
+fn descriptors_of_users_who_may_pass_none_never_reach_the_daemon() {
+    let Some((mut rig, far)) = start_with("passed_models_per_uid = 0\n") else { return };
+    let file = ManuallyDrop::new(std::fs::File::open(rig.dir.path().join("far/far.gguf")).unwrap());
+    far.hang();
+    let load = LoadRequest { name: "mine".into(), by_descriptor: true, request_id: 0, ext: Ext::new() };
+    let load = encode_frame_with_descriptors(1, Op::Load, Flags::NONE, PAYLOAD_BYTES_MAX, 1, &load).unwrap();
+    let crowd: Vec<Raw> = (0..CROWD).map(|_| Raw::connect(&rig)).collect();
+    for mut raw in crowd {
+        raw.send_with(&load, &[file.as_fd()]);
+        let error = raw.error().1;
+        assert_eq!(error.code, ErrorCode::Quota as u16, "{}", error.message);
+        assert!(error.message.contains("the limit is 0: name a model"), "{}", error.message);
+    }
+    rig.assert_serves();
+    // Nothing is left to close, so the process ends although the file system still hangs.
+    rig.signal(Signal::TERM);
+    assert!(rig.ended().success());
+    assert!(!rig.log_text().contains("do not close"), "{}", rig.log_text());
+    far.answer();
 }

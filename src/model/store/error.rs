@@ -110,7 +110,11 @@ pub enum StoreError {
         name: String,
     },
     /// Too many files passed by one uid.
-    #[error("no further file can be passed by descriptor; {}: unload one first", limit.words(*uid))]
+    #[error(
+        "no further file can be passed by descriptor; {}: {}",
+        limit.words(*uid),
+        if limit.value == 0 { "name a model of the daemon's directories" } else { "unload one first" }
+    )]
     Quota {
         /// The uid.
         uid: u32,
