@@ -33,6 +33,36 @@ pub struct CacheCounters {
     pub evicted_bytes: u64,
 }
 
+/// Lookups of a request's steps in a cache. A step of a model whose handles are all known makes none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Tensors that were resident or in flight.
+    pub hits: u64,
+    /// Tensors whose loads began.
+    pub loads: u64,
+    /// Device bytes that these loads took.
+    pub load_bytes: u64,
+}
+
+impl CacheCounters {
+    /// The lookups since an earlier state of the counters.
+    pub fn since(&self, before: &Self) -> Lookups {
+        Lookups {
+            hits: self.hits - before.hits,
+            loads: self.loads - before.loads,
+            load_bytes: self.load_bytes - before.load_bytes,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Lookups {
+    fn add_assign(&mut self, more: Self) {
+        self.hits += more.hits;
+        self.loads += more.loads;
+        self.load_bytes += more.load_bytes;
+    }
+}
+
 /// Tensors and bytes of a part on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
@@ -114,14 +144,23 @@ impl TensorCache {
         tensor: &Tensor,
         part: PartId,
     ) -> Result<DeviceTensor, BackendError> {
-        let lazy = &tensor.lazy;
-        self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
+        let (lazy, hits) = (&tensor.lazy, self.counters.hits);
+        let loaded = self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
             begins(lazy, part);
             match tensor.residence {
                 Residence::Host => Ok(DeviceTensor { tensor: lazy.clone(), storage: Storage::InPlace }),
                 Residence::Device | Residence::Chosen => backend.load_tensor(lazy),
             }
-        })
+        });
+        if self.counters.hits > hits {
+            tracing::debug!(
+                tensor = lazy.name(),
+                model = part.model.0,
+                part = part.part,
+                "a tensor was there"
+            );
+        }
+        loaded
     }
 
     /// The tensor on the device if its load is complete. Costs one lookup, and counts nothing.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS};
+use crate::cache::Lookups;
 use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintError};
 use crate::model::embedding::Pooler;
@@ -304,6 +305,8 @@ pub struct Outcome {
     /// Time its steps waited for weights in flight, until its first token. Excludes load time that overlapped with
     /// computation.
     pub load: Duration,
+    /// Weights that its steps asked the device's cache for, also those of sequences beside it in a step.
+    pub lookups: Lookups,
     /// Time from admission to the first token, without `load`.
     pub prefill: Duration,
     /// Time from the first token to the last.

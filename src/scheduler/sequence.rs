@@ -17,6 +17,7 @@ use super::{
     sequence_pages,
 };
 use crate::backend::{BackendError, Chain, KV_PAGE_TOKENS, LogitChange, RecurrentPlace, SampleRow, Sampled};
+use crate::cache::Lookups;
 use crate::model::ModelId;
 use crate::model::embedding::{Pooled, Pooling};
 
@@ -318,6 +319,8 @@ pub(super) struct Answer {
     last_token: Option<Instant>,
     /// Time that its steps waited for weights, until its first token.
     load: Duration,
+    /// Weights that its steps asked for.
+    lookups: Lookups,
     /// The cut of mirostat for the next token.
     mirostat: Option<f32>,
 }
@@ -348,9 +351,9 @@ impl Sequence {
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
         let masking = job.steering.constraint.take().map(Masking::new);
         let mirostat = job.steering.mirostat.map(|mirostat| mirostat.first());
-        let load = Duration::ZERO;
+        let (load, lookups) = (Duration::ZERO, Lookups::default());
         let pooled = job.embedding.clone().map(Pooled::new);
-        let answer = Answer { job, masking, text, pooled, first_token, last_token, load, mirostat };
+        let answer = Answer { job, masking, text, pooled, first_token, last_token, load, lookups, mirostat };
         Self { queued, ..Self::new(request, prompt, answer) }
     }
 
@@ -359,8 +362,9 @@ impl Sequence {
         self.answer.job.answer_tokens(self.request.prompt_tokens)
     }
 
-    /// Adds time that a step of this sequence waited for weights.
-    pub fn add_load(&mut self, load: Duration) {
+    /// Adds the weights that a step of this sequence asked for, and the time that it waited for some.
+    pub fn add_load(&mut self, load: Duration, lookups: Lookups) {
+        self.answer.lookups += lookups;
         if self.answer.first_token.is_none() {
             self.answer.load += load;
         }
@@ -503,7 +507,7 @@ impl Sequence {
         };
         let generated_tokens = self.generated_tokens();
         let admitted = self.first_admitted;
-        let Answer { job, text, first_token, last_token, load, .. } = &mut self.answer;
+        let Answer { job, text, first_token, last_token, load, lookups, .. } = &mut self.answer;
         Outcome {
             reason,
             text: text.finish(),
@@ -516,6 +520,7 @@ impl Sequence {
             dropped_tokens: self.dropped,
             queue: between(Some(job.arrived), admitted),
             load: *load,
+            lookups: *lookups,
             prefill: between(admitted, *first_token).saturating_sub(*load),
             decode: between(*first_token, *last_token),
         }

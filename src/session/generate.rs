@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_ACCEPTED, EXT_END_DRAFTED, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_RELEVANCE,
-    EXT_END_REUSED, EXT_END_SESSION, EXT_ITEM_REASONING, ErrorCode, GenerateEnd, GenerateItem,
-    GenerateRequest, SamplingOptions, TopToken,
+    self, EXT_END_ACCEPTED, EXT_END_DRAFTED, EXT_END_DROPPED, EXT_END_EMBEDDING, EXT_END_LOADED_BYTES,
+    EXT_END_RELEVANCE, EXT_END_REUSED, EXT_END_SESSION, EXT_END_TENSORS_FOUND, EXT_END_TENSORS_LOADED,
+    EXT_ITEM_REASONING, ErrorCode, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -315,6 +315,9 @@ fn end(outcome: Outcome, seed: u64, session_tokens: u64, ranks: bool) -> Generat
         (EXT_END_DROPPED, outcome.dropped_tokens.into()),
         (EXT_END_DRAFTED, outcome.drafted_tokens.into()),
         (EXT_END_ACCEPTED, outcome.accepted_tokens.into()),
+        (EXT_END_TENSORS_FOUND, outcome.lookups.hits),
+        (EXT_END_TENSORS_LOADED, outcome.lookups.loads),
+        (EXT_END_LOADED_BYTES, outcome.lookups.load_bytes),
     ]);
     if let Some(numbers) = &outcome.embedding {
         let key = if ranks { EXT_END_RELEVANCE } else { EXT_END_EMBEDDING };

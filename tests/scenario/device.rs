@@ -62,7 +62,9 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
     let client = rig.client();
     let mut generation = client.generate(&story(3)).unwrap();
     generation.by_ref().collect::<Result<Vec<_>, _>>().unwrap();
-    assert_eq!(generation.end().unwrap().timings.load_us, 0);
+    let ended = generation.end().unwrap();
+    assert_eq!((ended.timings.load_us, ended.tensors_loaded(), ended.loaded_bytes()), (0, 0, 0));
+    assert_eq!(ended.tensors_found(), u64::from(end.tensors));
     assert_eq!(bring(&rig, TINY).1.device_bytes, end.device_bytes);
     assert_eq!(device(&rig).tensors_loaded, there.tensors_loaded);
 

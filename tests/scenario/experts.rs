@@ -5,11 +5,11 @@ use std::fs;
 use rocmforge_client::wire::{GenerateRequest, Prompt};
 
 use crate::forge;
-use crate::rig::{Rig, answer};
+use crate::rig::{Rig, collect};
 
 #[test]
 fn experts_that_no_token_was_sent_to_are_never_loaded() {
-    let mut rig = Rig::start();
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[log]\nlevel = 'debug'");
     let (_, forge) = forge::decoders().into_iter().find(|(name, _)| *name == "qwen3moe-yarn").unwrap();
     fs::write(rig.model("moe"), forge.build().bytes).unwrap();
     let client = rig.client();
@@ -24,17 +24,29 @@ fn experts_that_no_token_was_sent_to_are_never_loaded() {
     let ask = |ids: &[u32], max_tokens| {
         let prompt = Prompt::Ids(ids.to_vec());
         let request = GenerateRequest { max_tokens, ignore_eog: true, ..GenerateRequest::new("moe", prompt) };
-        answer(&client, &request).unwrap()
+        let mut generation = client.generate(&request).unwrap();
+        let answer = collect(&mut generation).unwrap();
+        let end = generation.end().unwrap();
+        (answer, end.tensors_loaded(), end.tensors_found())
     };
     // Embedding, norm and output. In each of two layers: 2 norms, 4 projections, 2 head norms, the router, and the 3
     // parts of 3 experts for one token.
-    let one = ask(&[17], 1);
-    assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3));
-    assert_eq!(ask(&[17], 1), one);
+    let (one, of_one, found) = ask(&[17], 1);
+    assert_eq!((loaded() - before, of_one, found), (3 + 2 * (9 + 3 * 3), 3 + 2 * (9 + 3 * 3), 0));
+    // The engine knows all handles now, so the same token asks for none.
+    assert_eq!(ask(&[17], 1), (one.clone(), 0, 0));
+    // Lookups are in the log, each with its tensor and the sequence that it was for.
+    let log = rig.log_text();
+    let lookups = |what: &str| {
+        let of_step = |line: &&str| line.contains("step{model=") && line.contains("sequences=[");
+        log.lines().filter(|line| line.contains(what)).filter(of_step).count() as u64
+    };
+    assert_eq!((lookups("a tensor's load begins"), lookups("a tensor was there")), (of_one, 0), "{log}");
     assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3), "the same token loaded other experts");
     let long: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 256 + 3).collect();
-    ask(&long, 1);
+    let (_, of_long, _) = ask(&long, 1);
+    assert_eq!(of_long, 2 * 5 * 3);
     assert_eq!(loaded() - before, 3 + 2 * (9 + 8 * 3), "two hundred tokens did not load every expert");
-    assert_eq!(ask(&[17], 1), one);
+    assert_eq!(ask(&[17], 1).0, one);
     rig.assert_serves();
 }

@@ -107,14 +107,16 @@ pub fn run(args: &Args) -> Result<()> {
         let source = std::fs::read_to_string(&file.filename).map_err(Error::at(Path::new(&file.filename)))?;
         files.insert(path, lines(&file.segments, tests_begin(&source)));
     }
-    print(&files);
+    let low = print(&files);
     if let Some(part) = &args.missing {
         files
             .iter()
             .filter(|(path, _)| path.contains(part.as_str()))
             .for_each(|(path, lines)| missing(path, lines));
     }
-    Ok(())
+    // A run of some tests is no verdict.
+    let judged = args.rest.is_empty() && !low.is_empty();
+    if judged { Err(Error::Uncovered { parts: low.join(", ") }) } else { Ok(()) }
 }
 
 fn below_root(path: &str) -> Option<String> {
@@ -153,7 +155,9 @@ fn lines(segments: &[Segment], end: usize) -> Lines {
     found
 }
 
-fn print(files: &BTreeMap<String, Lines>) {
+/// Prints the table; returns the parts of which tests run too few lines.
+fn print(files: &BTreeMap<String, Lines>) -> Vec<&'static str> {
+    let mut low = Vec::new();
     for part in &PARTS {
         let of_part =
             files.iter().filter(|(path, _)| part.folders.iter().any(|folder| path.starts_with(folder)));
@@ -170,12 +174,17 @@ fn print(files: &BTreeMap<String, Lines>) {
             }
         }
         let all = share(ran, count);
-        let verdict = if all >= part.least { "enough" } else { "TOO LOW" };
+        let enough = all >= part.least;
+        if !enough {
+            low.push(part.name);
+        }
+        let verdict = if enough { "enough" } else { "TOO LOW" };
         println!(
             "{:50} {ran:6} of {count:6} lines, {all:5.1} %, goal {:.0} %: {verdict}",
             part.name, part.least
         );
     }
+    low
 }
 
 fn share(ran: usize, count: usize) -> f64 {

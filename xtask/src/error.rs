@@ -26,6 +26,8 @@ pub enum Error {
     DiskFull { dir: PathBuf, need_mib: u64 },
     #[error("{what} is not as expected: {text}")]
     Unexpected { what: &'static str, text: String },
+    #[error("tests run too few lines of: {parts}; `--missing PATH` lists the lines")]
+    Uncovered { parts: String },
     #[error("the daemon did not answer within {seconds} s; its log:\n{log}")]
     DaemonSilent { seconds: u64, log: String },
     #[error("the daemon ended with {status}; its log:\n{log}")]

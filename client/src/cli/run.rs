@@ -314,6 +314,11 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     object["dropped_tokens"] = json!(end.map(GenerateEnd::dropped_tokens));
     object["drafted_tokens"] = json!(end.map(GenerateEnd::drafted_tokens));
     object["accepted_tokens"] = json!(end.map(GenerateEnd::accepted_tokens));
+    object["weights"] = json!(end.map(|end| json!({
+        "tensors_found": end.tensors_found(),
+        "tensors_loaded": end.tensors_loaded(),
+        "loaded_bytes": end.loaded_bytes(),
+    })));
     object["session_tokens"] = json!(end.and_then(GenerateEnd::session_tokens));
     object["seed"] = json!(end.map(|end| end.seed));
     object["timings"] = json!(end.map(|end| json!({
@@ -341,11 +346,15 @@ fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
         0 => String::new(),
         drafted => format!(" ({} of {drafted} drafted)", end.accepted_tokens()),
     };
+    let weights = match end.tensors_loaded() {
+        0 => String::new(),
+        loaded => format!(" of {loaded} tensors, {}", super::tables::bytes(end.loaded_bytes())),
+    };
     // The first token comes from the prefill; decode is the time of the tokens after it.
     let decoded = usage.generated_tokens.saturating_sub(1);
     writeln!(
         stderr,
-        "prompt {} tokens, {} reused, {:.1} tokens/s; generated {} tokens{drafts}, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
+        "prompt {} tokens, {} reused, {:.1} tokens/s; generated {} tokens{drafts}, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms{weights}, \
          prefill {:.1} ms, decode {:.1} ms, total {total_ms:.1} ms; seed {}",
         usage.prompt_tokens,
         end.reused_tokens(),

@@ -31,6 +31,7 @@ min-p 0.05. With --temperature 0, each token is the most likely one.
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
 max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, reused_tokens,
 dropped_tokens, drafted_tokens, accepted_tokens, seed, timings {queue, load, prefill, decode} in milliseconds,
+weights {tensors_found, tensors_loaded, loaded_bytes}: what its steps asked the device for and loaded,
 session_tokens (null without --session), and with --logprobs one {logprob, top: [{id, logprob}]} for each of ids.
 After Ctrl-C seed, usage, timings and the counts of tokens are null. reused_tokens of the prompt were not
 computed: an earlier prompt of yours began with them. dropped_tokens went because the context was full, with

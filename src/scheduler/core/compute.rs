@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::backend::{BackendError, Sampled};
+use crate::cache::Lookups;
 use crate::lock;
 use crate::model::ModelId;
 use crate::scheduler::masks::Masked;
@@ -33,8 +34,8 @@ pub(super) struct Paused {
     part: u32,
     /// Computing time so far.
     time: Duration,
-    /// The step loaded weights.
-    loaded: bool,
+    /// Weights that it asked for.
+    lookups: Lookups,
     /// Since when it waits for pages of weights, and how long it has waited before.
     waits: Option<Instant>,
     waited: Duration,
@@ -60,14 +61,14 @@ impl Core {
         if let Err(error) = model.files.check_unchanged() {
             return self.fail_model(step.model, error);
         }
-        let (begun, loads, switched) = (lock::now(), self.device.residency.counters().loads, step.switched);
+        let (begun, before, switched) = (lock::now(), self.device.residency.counters(), step.switched);
         paused.waited += paused.waits.take().map_or(Duration::ZERO, |since| begun - since);
         self.in_step = Some(step);
         let result = self.compute(&mut paused);
-        let loaded = self.device.residency.counters().loads > loads;
+        let lookups = self.device.residency.counters().since(&before);
         if switched {
             // Other models that need the same room wait until the loads have paid off.
-            let pays = loaded && self.device.backend.parts_ahead() > 0;
+            let pays = lookups.loads > 0 && self.device.backend.parts_ahead() > 0;
             let now = lock::now();
             self.schedule.keep_turn(pays.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX)));
         }
@@ -78,7 +79,7 @@ impl Core {
             self.rates.add(uid, part, now);
         }
         paused.time += time;
-        paused.loaded |= loaded;
+        paused.lookups += lookups;
         if let Ok(Stretch::Suspended(part) | Stretch::Waits(part)) = result {
             paused.part = part;
             paused.waits = matches!(result, Ok(Stretch::Waits(_))).then(lock::now);
@@ -93,10 +94,10 @@ impl Core {
             decoding = step.work.iter().filter(|work| work.decode).count(),
             time = ?paused.time,
             goal = ?step.goal,
-            loaded = paused.loaded,
+            lookups = ?paused.lookups,
             "ran a step"
         );
-        if result.is_ok() && !paused.loaded {
+        if result.is_ok() && paused.lookups.loads == 0 {
             self.schedule.observe(&step, paused.time);
         }
         self.arrays = paused.arrays;
@@ -106,7 +107,7 @@ impl Core {
         match result {
             Ok(Stretch::Done(sampled, rows, load)) => {
                 self.device.step_over(step.model);
-                self.deliver(&step, sampled, &rows, load + paused.waited)
+                self.deliver(&step, sampled, &rows, load + paused.waited, paused.lookups)
             }
             Ok(Stretch::Unreadable(error)) => self.fail_model(step.model, error),
             Ok(Stretch::Suspended(_) | Stretch::Waits(_)) | Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
@@ -163,7 +164,10 @@ impl Core {
             given_up: &given_up,
             is_due: &is_due,
         };
-        let ran = step::run(device, &mut paused.arrays, step.resumed.then_some(paused.part));
+        let sequences = || step.work.iter().map(|work| work.id.0).collect::<Vec<_>>();
+        let span = tracing::debug_span!("step", model = step.model.0, sequences = ?sequences());
+        let ran =
+            span.in_scope(|| step::run(device, &mut paused.arrays, step.resumed.then_some(paused.part)));
         let result = ran.and_then(|ran| match ran {
             Ran::Done(drawn, rows) => Ok(Stretch::Done(drawn, rows, self.device.backend.load_wait()?)),
             Ran::Suspended(part) => Ok(Stretch::Suspended(part)),
@@ -198,7 +202,14 @@ impl Core {
         self.device.release_freed(&mut self.schedule);
     }
 
-    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, mut last_rows: &[f32], load: Duration) {
+    fn deliver(
+        &mut self,
+        step: &StepPlan,
+        sampled: Vec<Drawn>,
+        mut last_rows: &[f32],
+        load: Duration,
+        lookups: Lookups,
+    ) {
         let now = lock::now();
         self.counters.load_waits += u64::from(!load.is_zero());
         self.counters.load_wait += load;
@@ -238,7 +249,7 @@ impl Core {
             let id = token.as_ref().map(|token| token.id);
             // Without a sequence it ended, or lost its pages to another one.
             let Some(sequence) = self.schedule.advance(work, id, now) else { continue };
-            sequence.add_load(load);
+            sequence.add_load(load, lookups);
             sequence.embed(mine);
             match sequence.embedded(now) {
                 None => {}
@@ -381,7 +392,7 @@ impl Paused {
             arrays: std::mem::take(arrays),
             part: 0,
             time: Duration::ZERO,
-            loaded: false,
+            lookups: Lookups::default(),
             waits: None,
             waited: Duration::ZERO,
         }

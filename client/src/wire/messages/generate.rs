@@ -276,7 +276,33 @@ pub const EXT_END_DRAFTED: u16 = 5;
 /// Key of [`GenerateEnd`]'s `ext`: those of them that are the answer's, as a little-endian u64; absent for none.
 pub const EXT_END_ACCEPTED: u16 = 6;
 
+/// Key of [`GenerateEnd`]'s `ext`: tensors that the request's steps asked for and the device had, as a little-endian u64;
+/// absent for none.
+pub const EXT_END_TENSORS_FOUND: u16 = 8;
+
+/// Key of [`GenerateEnd`]'s `ext`: tensors whose loads the request's steps began, as a little-endian u64; absent for none.
+pub const EXT_END_TENSORS_LOADED: u16 = 9;
+
+/// Key of [`GenerateEnd`]'s `ext`: device bytes that these loads took, as a little-endian u64; absent for none.
+pub const EXT_END_LOADED_BYTES: u16 = 10;
+
 impl GenerateEnd {
+    /// Tensors that the request's steps asked the device's cache for and found, resident or in flight. A step asks for none
+    /// once its model's tensors are all known.
+    pub fn tensors_found(&self) -> u64 {
+        number(&self.ext, EXT_END_TENSORS_FOUND).unwrap_or(0)
+    }
+
+    /// Tensors whose loads the request's steps began, also for requests beside it in a step.
+    pub fn tensors_loaded(&self) -> u64 {
+        number(&self.ext, EXT_END_TENSORS_LOADED).unwrap_or(0)
+    }
+
+    /// Device bytes that these loads took; 0 where weights are read in place.
+    pub fn loaded_bytes(&self) -> u64 {
+        number(&self.ext, EXT_END_LOADED_BYTES).unwrap_or(0)
+    }
+
     /// Tokens of prompt and answer that were dropped because the context was full.
     pub fn dropped_tokens(&self) -> u64 {
         number(&self.ext, EXT_END_DROPPED).unwrap_or(0)
