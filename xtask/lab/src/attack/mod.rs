@@ -94,6 +94,7 @@ impl Backend {
 /// The daemon, and a second directory of models that can hang.
 struct Target {
     daemon: Daemon,
+    backend: Backend,
     far: Option<HangingFs>,
     far_file: PathBuf,
 }
@@ -142,7 +143,7 @@ impl Target {
             environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let daemon = Daemon::start_with(binaries, &[models, &far_dir], &config, &environment)?;
         open_to_all(&daemon.socket())?;
-        Ok(Self { daemon, far, far_file: far_dir.join(name) })
+        Ok(Self { daemon, backend, far, far_file: far_dir.join(name) })
     }
 
     /// This program again, as that user.
@@ -163,6 +164,9 @@ impl Target {
             .arg("--socket")
             .arg(self.daemon.socket());
         command.arg("--requests").arg(requests.to_string()).arg("--far").arg(&self.far_file);
+        if self.backend == Backend::Lookalike {
+            command.arg("--emulated");
+        }
         command.uid(uid).gid(uid).stdout(Stdio::piped());
         command.spawn().map_err(Error::io("setsid"))
     }

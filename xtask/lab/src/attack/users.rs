@@ -44,7 +44,8 @@ pub enum Attack {
     Prompts,
     /// Sixty long prompts on each of a few connections, all cancelled after 50 ms, without an end.
     Cancels,
-    /// Answers of a model of 8 billion weights that the attacker passed, from a file with holes for weights.
+    /// Answers of a large model that the attacker passed, from a file with holes for weights: 8 billion, or 9 million on the
+    /// look-alike.
     Slow,
     /// Files with 1.5 million tokens, passed and unloaded again and again.
     Headers,
@@ -105,6 +106,9 @@ pub struct UserArgs {
     /// A model on the file system that hangs.
     #[arg(long)]
     far: PathBuf,
+    /// The daemon's GPU is the look-alike.
+    #[arg(long)]
+    emulated: bool,
 }
 
 /// Times of a user's answers.
@@ -155,7 +159,7 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Short => short(&options),
         Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
         Attack::Cancels => cancels(&options),
-        Attack::Slow => slow(&options),
+        Attack::Slow => slow(&options, args.emulated),
         Attack::Headers => headers(&options),
         Attack::Descriptors => descriptors(&options),
         Attack::Hanging => hanging(&options, &args.far),
@@ -266,11 +270,13 @@ fn hold(options: &Options) {
     keep((0..64).filter_map(|_| connection.generate(&answer_of(400)).ok()).collect::<Vec<_>>());
 }
 
-fn slow(options: &Options) {
+/// The look-alike takes longer for a step of 8 billion weights than the daemon waits for a GPU.
+fn slow(options: &Options, emulated: bool) {
+    let shape = if emulated { synthetic::MODEST } else { synthetic::LARGE };
     let Ok(dir) = tempfile::tempdir() else { return };
     let file = dir.path().join("slow.gguf");
     let files = std::slice::from_ref(&file);
-    if let Err(error) = synthetic::write_sparse(files, &synthetic::LARGE, synthetic::Mixture::Q4KM) {
+    if let Err(error) = synthetic::write_sparse(files, &shape, synthetic::Mixture::Q4KM) {
         eprintln!("{}: {error}", file.display());
         return;
     }

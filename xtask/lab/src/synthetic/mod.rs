@@ -20,7 +20,7 @@ use xtask::host;
 use xtask::progress::Progress;
 
 use pool::{Pool, Pools};
-pub use shape::{LARGE, Mixture, SMALL, Shape, TINY, WORDY};
+pub use shape::{LARGE, MODEST, Mixture, SMALL, Shape, TINY, WORDY};
 use shape::{SHAPES, Tensor};
 
 const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.gguf\n  \

@@ -126,6 +126,9 @@ pub const TINY: Shape = Shape {
     ..LARGE
 };
 
+/// A step of its 9 million weights takes the CPU look-alike about as long as one of [`LARGE`] takes a GPU with many rows.
+pub const MODEST: Shape = Shape { name: "9M", layers: 8, ffn: 1024, vocab: 4096, ..TINY };
+
 /// As [`TINY`], with as many tokens as take a second to read.
 pub const WORDY: Shape = Shape { name: "wordy", vocab: 1_500_000, ..TINY };
 
