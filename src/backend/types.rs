@@ -247,13 +247,22 @@ impl LogitChange {
 }
 
 /// The tokens that may be drawn: bit `id % 32` of word `id / 32` is set for each. At least one is, of those in the vocabulary.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenMask(Box<[u32]>);
 
 impl TokenMask {
     /// A mask of these words. Tokens beyond them may not be drawn.
     pub fn new(words: impl Into<Box<[u32]>>) -> Self {
         Self(words.into())
+    }
+
+    /// Makes it the mask of these words, in the memory that it has if that fits.
+    pub fn set(&mut self, words: &[u32]) {
+        if self.0.len() == words.len() {
+            self.0.copy_from_slice(words);
+        } else {
+            self.0 = words.into();
+        }
     }
 
     /// Its words.

@@ -44,8 +44,8 @@ pub(super) struct MaskPool {
     threads: Vec<JoinHandle<()>>,
     /// Users of a slow mask, until when.
     slow: BTreeMap<u32, Instant>,
-    /// Sequences in the queue of which no thread was told.
-    untold: usize,
+    /// The queue has sequences of which no thread was told.
+    is_untold: bool,
 }
 
 #[derive(Debug)]
@@ -76,6 +76,8 @@ struct State {
     /// The last of `tokens` is the last one that the request allows: no mask is wanted after it.
     last: bool,
     result: Option<Masked>,
+    /// The mask before, whose memory the next one takes.
+    spare: Option<Arc<TokenMask>>,
     /// Drafted tokens that may follow.
     ahead: Vec<u32>,
     /// The tokens that may follow each of them, as far as they are known.
@@ -137,15 +139,15 @@ impl Masking {
     /// Computes what may follow, and what may follow drafted tokens.
     fn compute(&self) {
         let begun = lock::now();
-        let (constraint, tokens, last, ahead, turn) = {
+        let (constraint, tokens, last, ahead, turn, spare) = {
             let mut state = self.state.lock();
             let (tokens, ahead) = (std::mem::take(&mut state.tokens), std::mem::take(&mut state.ahead));
-            (state.constraint.take(), tokens, state.last, ahead, state.turn)
+            (state.constraint.take(), tokens, state.last, ahead, state.turn, state.spare.take())
         };
         let lost = || Masked::Failed(ConstraintError::Internal("the constraint is lost".to_owned()));
         let computed = constraint.map(|mut constraint| {
             let follow = || {
-                let masked = following(&mut constraint, &tokens, last)?;
+                let masked = following(&mut constraint, &tokens, last, spare)?;
                 let goes_on = !ahead.is_empty() && matches!(masked, Masked::Tokens(_));
                 Ok((masked, goes_on.then(|| constraint.copy())))
             };
@@ -189,14 +191,21 @@ impl Masking {
 
 impl State {
     fn new(constraint: Option<Constraint>, result: Option<Masked>) -> Self {
-        let (tokens, ahead, masks_ahead) = Default::default();
-        Self { constraint, tokens, last: false, result, ahead, masks_ahead, turn: 0, took: Duration::ZERO }
+        let (tokens, spare, ahead, masks_ahead, took) = Default::default();
+        Self { constraint, tokens, last: false, result, spare, ahead, masks_ahead, turn: 0, took }
     }
 }
 
 /// Takes the tokens of a step, and finds what may follow the last one.
-fn following(constraint: &mut Constraint, tokens: &[u32], last: bool) -> Result<Masked, ConstraintError> {
-    let Some((token, before)) = tokens.split_last() else { return constraint.follow(None).map(Masked::of) };
+fn following(
+    constraint: &mut Constraint,
+    tokens: &[u32],
+    last: bool,
+    spare: Option<Arc<TokenMask>>,
+) -> Result<Masked, ConstraintError> {
+    let Some((token, before)) = tokens.split_last() else {
+        return constraint.follow_in(None, spare).map(Masked::of);
+    };
     for token in before {
         if constraint.completes(*token)? {
             return Ok(Masked::Complete);
@@ -204,7 +213,7 @@ fn following(constraint: &mut Constraint, tokens: &[u32], last: bool) -> Result<
     }
     match last {
         true => Ok(if constraint.completes(*token)? { Masked::Complete } else { Masked::Cut }),
-        false => constraint.follow(Some(*token)).map(Masked::of),
+        false => constraint.follow_in(Some(*token), spare).map(Masked::of),
     }
 }
 
@@ -220,7 +229,7 @@ impl Masked {
 impl MaskPool {
     /// A pool without threads yet.
     pub fn new(wake: Wake) -> Self {
-        Self { wake, queue: None, threads: Vec::new(), slow: BTreeMap::new(), untold: 0 }
+        Self { wake, queue: None, threads: Vec::new(), slow: BTreeMap::new(), is_untold: false }
     }
 
     /// Whether there was a constraint yet.
@@ -255,12 +264,13 @@ impl MaskPool {
         self.hand_over(masking, tokens, ahead, false);
     }
 
-    /// Tells threads of the sequences that were handed over, once for all of a step. A thread that is woken for each sleeps again in
-    /// between, and each call takes some 5 us of the engine's time.
+    /// Tells a thread of the sequences that were handed over, once for all of a step. It wakes the next one if there are more:
+    /// each call takes some 5 us, which the engine's thread does not have.
     pub fn start(&mut self) {
-        let untold = std::mem::take(&mut self.untold).min(self.threads.len());
-        if let Some(queue) = &self.queue {
-            (0..untold).for_each(|_| queue.wanted.notify_one());
+        if std::mem::take(&mut self.is_untold)
+            && let Some(queue) = &self.queue
+        {
+            queue.wanted.notify_one();
         }
     }
 
@@ -275,7 +285,10 @@ impl MaskPool {
     fn hand_over(&mut self, masking: &Arc<Masking>, tokens: &[u32], ahead: &[u32], last: bool) {
         {
             let mut state = masking.state.lock();
-            (state.last, state.result, state.turn) = (last, None, state.turn.wrapping_add(1));
+            if let Some(Masked::Tokens(mask)) = state.result.take() {
+                state.spare = Some(mask);
+            }
+            (state.last, state.turn) = (last, state.turn.wrapping_add(1));
             (state.tokens, state.ahead) = (tokens.to_vec(), ahead.to_vec());
             state.masks_ahead.clear();
         }
@@ -297,7 +310,7 @@ impl MaskPool {
                 waiting.sequences.push_front(Arc::clone(masking));
             } else {
                 waiting.sequences.push_back(Arc::clone(masking));
-                self.untold += 1;
+                self.is_untold = true;
             }
         }
         if last {
@@ -338,7 +351,11 @@ impl Queue {
             if waiting.closed {
                 return None;
             }
-            match waiting.sequences.pop_front() {
+            let next = waiting.sequences.pop_front();
+            if !waiting.sequences.is_empty() {
+                self.wanted.notify_one(); // one that sleeps, if any
+            }
+            match next {
                 Some(masking) => return Some(masking),
                 None => self.wanted.wait(&mut waiting),
             }

@@ -140,6 +140,8 @@ pub(super) struct StepDevice<'a> {
     /// True when no client wants the step any more. A step calls it between parts, and only while it still loads
     /// weights: a step over resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
+    /// Called when the device has all of the step's work, before anything waits for it.
+    pub launched: &'a mut dyn FnMut(),
     /// True when the step should make way for others. Called between parts, and when a part pauses.
     pub is_due: &'a dyn Fn() -> bool,
 }
@@ -167,8 +169,18 @@ pub(super) fn run(
     arrays: &mut StepArrays,
     resumed: Option<u32>,
 ) -> Result<Ran, BackendError> {
-    let StepDevice { backend, residency, model, parts, slot, heartbeat, mut paging, given_up, is_due } =
-        device;
+    let StepDevice {
+        backend,
+        residency,
+        model,
+        parts,
+        slot,
+        heartbeat,
+        mut paging,
+        given_up,
+        launched,
+        is_due,
+    } = device;
     match resumed {
         None => backend.begin_step(slot, &arrays.batch())?,
         Some(_) => backend.resume_step(slot)?,
@@ -219,6 +231,7 @@ pub(super) fn run(
             }
         };
     }
+    launched();
     let mut last_rows = Vec::new();
     for rows in &arrays.last_rows {
         last_rows.append(&mut backend.last_rows(rows.clone())?);

@@ -143,7 +143,13 @@ impl Core {
             paused.fill(step, &self.schedule);
             self.device.copy_pages(slot, step, &mut self.schedule)?;
         }
+        if in_place {
+            self.masks.start(); // the step computes on this thread
+        }
         let (shared, schedule, begun) = (&self.shared, &self.schedule, lock::now());
+        // A GPU computes for milliseconds, in which masks come. Before, their threads slow its launches down.
+        let masks = &mut self.masks;
+        let mut launched = || masks.start();
         let given_up = || {
             let inbox = shared.inbox.lock();
             let unwanted = |id| inbox.cancels.contains(&id) || schedule.get(id).is_none_or(|s| s.is_deaf());
@@ -162,6 +168,7 @@ impl Core {
             heartbeat: &shared.heartbeat,
             paging: in_place.then_some((&mut self.paging, &model)),
             given_up: &given_up,
+            launched: &mut launched,
             is_due: &is_due,
         };
         let sequences = || step.work.iter().map(|work| work.id.0).collect::<Vec<_>>();
@@ -270,7 +277,6 @@ impl Core {
                 self.take_tokens(work, token, behind, now);
             }
         }
-        self.masks.start();
         self.release_freed(); // pages that others have with the same tokens, and those of refused drafts
     }
 

@@ -210,8 +210,9 @@ impl Core {
             self.release_freed(); // a resumed step still writes pages that its sequences have lost
         }
         let worked = admitted || ended || loaded || step.is_some();
-        if let Some(step) = step {
-            self.step(step);
+        match step {
+            Some(step) => self.step(step),
+            None => self.masks.start(),
         }
         self.housekeep(now);
         self.report(!worked);
