@@ -47,7 +47,12 @@ fn a_message_has_the_daemons_text_whole_and_in_events() {
     let whole = door.post("/v1/messages", &body).json();
     assert_eq!(whole["content"], json!([{"type": "text", "text": expected.text}]));
     assert_eq!((&whole["role"], &whole["stop_reason"]), (&json!("assistant"), &json!("max_tokens")));
-    assert_eq!(whole["usage"]["input_tokens"], expected.prompt_ids.len());
+    let of_prompt = |usage: &Value| {
+        let tokens = |name| usage[name].as_u64().unwrap();
+        assert_eq!(tokens("cache_creation_input_tokens"), 0);
+        tokens("input_tokens") + tokens("cache_read_input_tokens")
+    };
+    assert_eq!(of_prompt(&whole["usage"]), expected.prompt_ids.len() as u64);
     assert_eq!(whole["usage"]["output_tokens"], 7);
     body["stream"] = json!(true);
     let events = events(&door.post("/v1/messages", &body));
@@ -58,6 +63,7 @@ fn a_message_has_the_daemons_text_whole_and_in_events() {
     let text: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
     assert_eq!(text, expected.text);
     let delta = &events[events.len() - 2].1;
+    assert_eq!(of_prompt(&delta["usage"]), expected.prompt_ids.len() as u64);
     assert_eq!(
         (&delta["delta"]["stop_reason"], &delta["usage"]["output_tokens"]),
         (&json!("max_tokens"), &json!(7))

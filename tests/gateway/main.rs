@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
+mod aliases;
 mod anthropic;
 mod clients;
 #[path = "../common/mod.rs"]

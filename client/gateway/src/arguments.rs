@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser};
 use rocmforge_client::{Options, SOCKET_VARIABLE};
 
+use crate::aliases::Alias;
 use crate::listen::{Address, DEFAULT_ADDRESS};
 
 const AFTER: &str = "\
@@ -22,6 +23,7 @@ nothing. A client that hangs up cancels its request.
 Examples:
   rocmforge-gateway
   rocmforge-gateway --listen unix:/run/user/1000/gateway.sock
+  rocmforge-gateway --alias gpt-4o=qwen3-8b-q4_k_m --alias '*=smollm2-135m-instruct-q4_1'
   rocmforge-gateway --listen 0.0.0.0:8080 --token-file /etc/rocmforge/tokens
   curl http://127.0.0.1:11435/v1/models
   curl http://127.0.0.1:11435/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -43,6 +45,9 @@ pub struct Arguments {
     /// Serve only requests that carry a token of this file, which has one a line
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Serve MODEL under this name too; `*=MODEL` serves it under all names that no model has, and where none is named
+    #[arg(long, value_name = "NAME=MODEL")]
+    pub alias: Vec<Alias>,
     /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, if it exists, else
     /// /run/rocmforge/api.sock]
     #[arg(long, env = SOCKET_VARIABLE, value_name = "PATH")]

@@ -6,6 +6,7 @@
 //! side only: the daemon owns no network.
 
 mod access;
+mod aliases;
 mod anthropic;
 mod api;
 mod arguments;
@@ -43,6 +44,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 pub use access::{Access, Tokens};
+pub use aliases::{Alias, Aliases};
 pub use arguments::{Arguments, command};
 pub use listen::{Address, Listener};
 pub use serve::serve;
@@ -63,17 +65,19 @@ const DAEMON_CONNECTIONS_MAX: usize = 16;
 const BODIES_BYTES: usize = 64 << 20;
 
 /// The bounds of a gateway.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Most bytes of a request's body.
     pub body_bytes: usize,
     /// Most open HTTP connections.
     pub connections: usize,
+    /// Other names for models.
+    pub aliases: Aliases,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { body_bytes: 8 << 20, connections: 1024 }
+        Self { body_bytes: 8 << 20, connections: 1024, aliases: Aliases::default() }
     }
 }
 
@@ -130,6 +134,7 @@ fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
     let settings = Settings {
         body_bytes: (arguments.body_mib as usize) << 20,
         connections: arguments.connections as usize,
+        aliases: arguments.alias.iter().cloned().collect(),
     };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(THREADS).enable_all().build().map_err(system)?;

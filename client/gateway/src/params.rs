@@ -77,6 +77,11 @@ impl Params {
         self.fields.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Sets a field.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
     /// A copy of a field, which stays; null if it is absent.
     pub fn copy(&self, name: &str) -> Value {
         self.fields.get(name).cloned().unwrap_or_default()

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access::{Access, Identity};
-use crate::api::Api;
+use crate::api::{Api, whole};
 use crate::failure::Failure;
 use crate::params::Params;
 use crate::reply::{self, Body};
@@ -46,7 +46,7 @@ impl From<Failure> for Refused {
 /// Answers a request, and counts it.
 pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Incoming>) -> Response<Body> {
     let since = Instant::now();
-    let api = Api::of(request.uri().path());
+    let api = Api::of(&whole(request.uri().path()));
     // The HTTP library drops a length beside this header, so nobody can tell whether a proxy before took that length.
     let doubtful = request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match respond(&gateway, &access, request, since).await {
@@ -67,7 +67,7 @@ async fn respond(
     since: Instant,
 ) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
-    let path = head.uri.path();
+    let path = &*whole(head.uri.path());
     // A body that is refused unread would pass for the next request.
     let closing = |failure| Refused { failure, close: true };
     let authority = head.uri.authority().map(|authority| authority.as_str());
@@ -106,7 +106,8 @@ async fn respond(
                 }
                 None => read_chunked(gateway, body).await?,
             };
-            let params = Params::read(&bytes)?.holding(room);
+            let mut params = Params::read(&bytes)?.holding(room);
+            gateway.settings.aliases.apply(gateway, &mut params).await?;
             Ok(post.run(gateway, caller, params, since).await?)
         }
         _ => Err(closing(Failure::new(405, "only GET, POST and DELETE requests are served"))),

@@ -170,7 +170,7 @@ pub fn response_format(params: &mut Params) -> Result<Option<AnswerForm>, Failur
         stated.finish()?;
         Some(form)
     } else {
-        schemaless(&format, &kind)?
+        schemaless(&mut format, &kind)?
     };
     format.finish()?;
     Ok(form)
@@ -186,7 +186,7 @@ pub fn text_format(params: &mut Params) -> Result<Option<AnswerForm>, Failure> {
     let kind = format.required_text("type")?;
     let form = match kind.as_str() {
         "json_schema" => Some(stated_schema(&mut format)?),
-        kind => schemaless(&format, kind)?,
+        kind => schemaless(&mut format, kind)?,
     };
     format.finish()?;
     Ok(form)
@@ -220,11 +220,14 @@ fn stated_schema(stated: &mut Params) -> Result<AnswerForm, Failure> {
     schema_form(stated, "schema", &schema)
 }
 
-/// The form of a type without a schema.
-fn schemaless(format: &Params, kind: &str) -> Result<Option<AnswerForm>, Failure> {
+/// The form of a type that needs no schema. Some servers take one beside `json_object`.
+fn schemaless(format: &mut Params, kind: &str) -> Result<Option<AnswerForm>, Failure> {
     match kind {
         "text" => Ok(None),
-        "json_object" => Ok(Some(AnswerForm::new(FormKind::JsonSchema, OBJECT))),
+        "json_object" => match format.take("schema") {
+            Some(schema) => schema_form(format, "schema", &schema).map(Some),
+            None => Ok(Some(AnswerForm::new(FormKind::JsonSchema, OBJECT))),
+        },
         other => {
             let reason = format!("{other:?} cannot be honoured here: text, json_object or json_schema");
             Err(format.refuse("type", reason))
@@ -291,6 +294,9 @@ mod tests {
         );
         let form = format(serde_json::from_str(&stated).unwrap()).unwrap().unwrap();
         assert_eq!(form, AnswerForm::new(FormKind::JsonSchema, schema));
+        let beside: Value =
+            serde_json::from_str(&format!(r#"{{"type":"json_object","schema":{schema}}}"#)).unwrap();
+        assert_eq!(format(beside).unwrap().unwrap(), form);
         for (value, place) in [
             (json!({"type": "xml"}), "response_format.type"),
             (json!({"type": "json_schema"}), "response_format.json_schema"),

@@ -30,6 +30,20 @@ fn stop_reason(ended: &Ended) -> &'static str {
     }
 }
 
+/// Tokens that were known from an earlier prompt are apart from the rest of the input.
+fn usage(input: u64, reused: u64, output: u32) -> Value {
+    json!({
+        "input_tokens": input.saturating_sub(reused),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reused,
+        "output_tokens": output,
+    })
+}
+
+fn usage_of(ended: &Ended) -> Value {
+    usage(ended.usage.prompt_tokens.into(), ended.reused_tokens, ended.usage.generated_tokens)
+}
+
 fn event(value: &Value) -> String {
     let name = value["type"].as_str().unwrap_or_default();
     format!("event: {name}\ndata: {value}\n\n")
@@ -45,7 +59,7 @@ impl Message {
         Self { id: format!("msg_{:032x}", random_request_id()), model, blocks: 0, open: None }
     }
 
-    fn value(&self, content: Value, input_tokens: usize, output_tokens: u32) -> Value {
+    fn value(&self, content: Value, usage: &Value) -> Value {
         json!({
             "id": self.id,
             "type": "message",
@@ -54,7 +68,7 @@ impl Message {
             "content": content,
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": {"input_tokens": input_tokens, "output_tokens": output_tokens},
+            "usage": usage,
         })
     }
 
@@ -71,7 +85,7 @@ impl Message {
             }
         };
         let content = piece.parts.iter().map(block).collect();
-        let mut value = self.value(content, ended.usage.prompt_tokens as usize, ended.usage.generated_tokens);
+        let mut value = self.value(content, &usage_of(ended));
         value["stop_reason"] = json!(stop_reason(ended));
         value["stop_sequence"] = json!(ended.stop_text);
         value
@@ -123,7 +137,8 @@ impl Events for Message {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     fn begin(&mut self, prompt_tokens: usize) -> String {
-        let message = self.value(json!([]), prompt_tokens, 0);
+        // The number of reused tokens is known at the end.
+        let message = self.value(json!([]), &usage(prompt_tokens as u64, 0, 0));
         event(&json!({"type": "message_start", "message": message}))
     }
 
@@ -133,9 +148,8 @@ impl Events for Message {
 
     fn end(&mut self, ended: &Ended) -> String {
         let delta = json!({"stop_reason": stop_reason(ended), "stop_sequence": ended.stop_text});
-        let usage = json!({"output_tokens": ended.usage.generated_tokens});
         self.end_block()
-            + &event(&json!({"type": "message_delta", "delta": delta, "usage": usage}))
+            + &event(&json!({"type": "message_delta", "delta": delta, "usage": usage_of(ended)}))
             + &event(&json!({"type": "message_stop"}))
     }
 

@@ -45,7 +45,7 @@ fn details(architecture: &str) -> Value {
 /// # Errors
 /// Errors of the daemon.
 pub async fn tags(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
-    let models = servable(&gateway.client).await?;
+    let models = gateway.settings.aliases.listed(servable(&gateway.client).await?);
     let models = models.iter().map(|model| {
         let details = details(&model.architecture);
         json!({
