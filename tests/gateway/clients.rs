@@ -103,3 +103,31 @@ fn node_packages_get_the_daemons_answers_and_its_errors() {
     let used = run(Path::new("node"), &beside, "@");
     assert_eq!(used, PACKAGES);
 }
+
+#[test]
+fn the_tests_of_llama_cpps_server_pass_or_are_known() {
+    if !is_long() {
+        return;
+    }
+    let packages = [
+        "cmake==4.4.5",
+        "filelock==4.3.1",
+        "gguf==0.19.0",
+        "ninja==1.13.2",
+        "openai==2.14.0",
+        "pytest==9.2.0",
+        "requests==2.34.2",
+        "scikit-build-core==1.1.2",
+        "wget==3.2",
+    ];
+    let Some(python) = python("gateway-llama-server", &packages) else { return };
+    assert!(works(Command::new(env!("CARGO")).args(["build", "--package", "rocmforge-gateway"])));
+    let programs = Path::new(env!("CARGO_BIN_EXE_rocmforged")).parent().unwrap();
+    let mut run = Command::new(python);
+    run.arg(script("llama_server/run.py")).arg(programs).arg(common::tinystories());
+    let output = run.output().unwrap();
+    let (told, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{complaint}");
+    println!("{}", told.lines().last().unwrap_or_default());
+}
