@@ -172,12 +172,22 @@ impl<A> Sequence<A> {
         pages.saturating_add(self.request.state_bytes.saturating_mul(STATES))
     }
 
+    /// Bytes of the pages and recurrent states that it has.
+    pub fn held_bytes(&self) -> u64 {
+        let pages = (self.kv.pages.len() as u64).saturating_mul(self.request.page_bytes);
+        pages.saturating_add(self.request.state_bytes.saturating_mul(self.states()))
+    }
+
+    /// Recurrent states that it has.
+    pub fn states(&self) -> u64 {
+        u64::from(self.kv.state.is_some()) + u64::from(self.kv.spare.is_some())
+    }
+
     /// Bytes of claimed pages that it does not have yet.
     pub fn outstanding_bytes(&self) -> u64 {
         let pages = self.claimed_pages().saturating_sub(self.kv.pages.len() as u32);
         let pages = u64::from(pages).saturating_mul(self.request.page_bytes);
-        let has = u64::from(self.kv.state.is_some()) + u64::from(self.kv.spare.is_some());
-        pages.saturating_add(self.request.state_bytes.saturating_mul(STATES - has))
+        pages.saturating_add(self.request.state_bytes.saturating_mul(STATES - self.states()))
     }
 
     /// True if rows need a recurrent state.

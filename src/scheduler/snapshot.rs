@@ -29,6 +29,8 @@ pub struct EngineSnapshot {
     pub states_cached_bytes: u64,
     /// Bytes of host memory that pages and recurrent states of parked sequences take.
     pub kv_swapped_bytes: u64,
+    /// Bytes of `kv_budget_bytes` that live sequences have, each page and recurrent state counted once.
+    pub kv_held_bytes: u64,
     /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
     /// Device bytes of the KV pages in use and of those cached.
@@ -223,6 +225,8 @@ pub struct SequenceSnapshot {
     pub kv_pages: u32,
     /// Recurrent states in use.
     pub states: u32,
+    /// Bytes of its pages and recurrent states, those of a shared page too.
+    pub kv_bytes: u64,
     /// Device time charged for it.
     pub device_time: Duration,
     /// When it arrived.

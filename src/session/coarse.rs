@@ -150,6 +150,7 @@ pub(super) struct Coarse {
 struct Own {
     pages: u32,
     states: u32,
+    kv_bytes: u64,
     running: u32,
     queued: u32,
 }
@@ -158,7 +159,7 @@ impl Coarse {
     /// Exact counts.
     #[cfg(test)]
     pub(super) const NO: Self =
-        Self { secret: None, slot: 0, own: Own { pages: 0, states: 0, running: 0, queued: 0 } };
+        Self { secret: None, slot: 0, own: Own { pages: 0, states: 0, kv_bytes: 0, running: 0, queued: 0 } };
 
     /// Coarse counts of a user without requests.
     #[cfg(test)]
@@ -174,6 +175,7 @@ impl Coarse {
         for sequence in service.engine.snapshot().sequences.iter().filter(|s| s.uid == peer.uid) {
             own.pages = own.pages.saturating_add(sequence.kv_pages);
             own.states = own.states.saturating_add(sequence.states);
+            own.kv_bytes = own.kv_bytes.saturating_add(sequence.kv_bytes);
             *(if sequence.state == SequenceState::Queued { &mut own.queued } else { &mut own.running }) += 1;
         }
         Self { secret: (!exact).then(|| service.secret.clone()), slot, own }
@@ -192,6 +194,11 @@ impl Coarse {
     /// Number of recurrent states of requests: of the user's own, unless counts are exact.
     pub(super) fn states(&self, exact: u64) -> u64 {
         if self.secret.is_some() { self.own.states.into() } else { exact }
+    }
+
+    /// Bytes of the KV cache that requests have: the user's own, unless counts are exact.
+    pub(super) fn kv_held_bytes(&self, exact: u64) -> u64 {
+        if self.secret.is_some() { self.own.kv_bytes } else { exact }
     }
 
     /// The count, or a multiple of its step next to it.
@@ -233,7 +240,11 @@ mod tests {
     use super::*;
 
     fn coarse(secret: &RandomState, slot: u64) -> Coarse {
-        Coarse { secret: Some(secret.clone()), slot, own: Own { pages: 3, states: 4, running: 1, queued: 2 } }
+        Coarse {
+            secret: Some(secret.clone()),
+            slot,
+            own: Own { pages: 3, states: 4, kv_bytes: 5, running: 1, queued: 2 },
+        }
     }
 
     #[test]

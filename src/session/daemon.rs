@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use rocmforge_client::wire::{
     self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_ACCEPTED, EXT_DEVICE_CACHED,
-    EXT_DEVICE_DRAFTED, EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_STATES,
-    EXT_DEVICE_STATES_CACHED, EXT_DEVICE_STATES_CACHED_BYTES, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
-    EXT_STATUS_LOST_THREADS, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest,
-    PsReply, PsRequest, RequestScope, SequenceEntry, StatusReply, WireError,
+    EXT_DEVICE_DRAFTED, EXT_DEVICE_KV_BUDGET, EXT_DEVICE_KV_HELD, EXT_DEVICE_PAGE_TOKENS,
+    EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_STATES, EXT_DEVICE_STATES_CACHED,
+    EXT_DEVICE_STATES_CACHED_BYTES, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED, EXT_STATUS_LOST_THREADS, ErrorCode,
+    Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest, PsReply, PsRequest, RequestScope,
+    SequenceEntry, StatusReply, WireError,
 };
 
 use super::coarse::{Coarse, Count};
@@ -18,7 +19,7 @@ use super::error::{Failure, failure};
 use super::models::{fill, page_room};
 use super::service::Preparing;
 use super::{Call, host};
-use crate::backend::{BackendInfo, DeviceCounters};
+use crate::backend::{BackendInfo, DeviceCounters, KV_PAGE_TOKENS};
 use crate::scheduler::{Counters, EngineSnapshot, SequenceId, SequenceSnapshot, SequenceState};
 
 /// Version that clients see.
@@ -281,6 +282,9 @@ fn device_ext(info: &BackendInfo, snapshot: &EngineSnapshot, coarse: &Coarse) ->
             EXT_DEVICE_STATES_CACHED_BYTES,
             coarse.count(Count::StatesCachedBytes, snapshot.states_cached_bytes),
         ),
+        (EXT_DEVICE_KV_BUDGET, snapshot.kv_budget_bytes),
+        (EXT_DEVICE_KV_HELD, coarse.kv_held_bytes(snapshot.kv_held_bytes)),
+        (EXT_DEVICE_PAGE_TOKENS, KV_PAGE_TOKENS as u64),
     ]));
     ext
 }
@@ -361,6 +365,7 @@ mod tests {
             max_tokens: 1,
             kv_pages: 1,
             states: 0,
+            kv_bytes: 0,
             device_time: std::time::Duration::ZERO,
             arrived: Instant::now(),
             queue_position,

@@ -29,8 +29,8 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
     call.text_work(bytes, move |call| Ok(call.acquire(&model)?.0), work).await
 }
 
+/// Also while the daemon stops: clients of running answers ask for the texts of their tokens.
 pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result<DetokenizeReply, Failure> {
-    call.service().refuse_while_draining()?;
     let each = request.is_each();
     let DetokenizeRequest { model, ids, show_special, .. } = request;
     if each && ids.len() > wire::EACH_TOKENS_MAX {

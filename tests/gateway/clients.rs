@@ -11,6 +11,7 @@ use crate::common;
 use crate::door::{CHATTY, Door};
 use crate::packages::{installed, python, works};
 use crate::rig::collect;
+use crate::routers::{KEY, Routed, Site, assert_none_lost};
 
 /// True if the packages shall be installed; otherwise the test says that it does not run.
 fn is_long() -> bool {
@@ -74,6 +75,33 @@ fn agents_call_tools_and_keep_to_forms() {
 #[test]
 fn litellm_speaks_all_three_apis() {
     with_python("litellm", &["litellm==1.110.2"]);
+}
+
+#[test]
+fn litellms_proxy_spreads_requests_and_repeats_those_that_no_gateway_has_begun() {
+    if !is_long() {
+        return;
+    }
+    // Its newer versions ask for a distribution of the proxy that no registry has.
+    let Some(python) = python("gateway-litellm-proxy", &["litellm[proxy]==1.106.12"]) else { return };
+    let changes = |sites: &[Site; 2], _: &str| {
+        vec![
+            ("openai/smollm2-135m-instruct-q4_1".to_owned(), format!("openai/{CHATTY}")),
+            ("http://127.0.0.1:11435".to_owned(), format!("http://{}", sites[0].address)),
+            ("http://127.0.0.2:11435".to_owned(), format!("http://{}", sites[1].address)),
+        ]
+    };
+    let mut routed = Routed::start("litellm.yaml", ["chat", "chat"], changes, |file, address| {
+        let (host, port) = address.rsplit_once(':').unwrap();
+        let mut command = Command::new(python.with_file_name("litellm"));
+        command.arg("--config").arg(file).args(["--host", host, "--port", port]);
+        // Otherwise it downloads prices.
+        command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
+        command.env("LITELLM_MASTER_KEY", KEY).env("ROCMFORGE_TOKEN", "unused");
+        command
+    });
+    // It reads ahead of its clients, so answers that had begun may be whole in its memory.
+    assert_none_lost(&routed.a_daemon_is_killed());
 }
 
 #[test]

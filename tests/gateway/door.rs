@@ -3,6 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rocmforge_client::Options;
 use rocmforge_gateway::{Address, Gateway, Listener, Settings, Tokens, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -29,7 +30,7 @@ pub struct Door {
 }
 
 /// A daemon with small models of these names, contexts and chat templates.
-fn rig_of(models: &[(&str, u32, &str)]) -> Rig {
+fn rig_of(models: &[(&str, u32, &str)], limits: &str) -> Rig {
     let mut rig = Rig::idle();
     for (name, context, template) in models {
         let model = tiny_llama(3)
@@ -37,9 +38,14 @@ fn rig_of(models: &[(&str, u32, &str)]) -> Rig {
             .set("tokenizer.chat_template", Meta::string(template));
         std::fs::write(rig.model(name), model.build().bytes).unwrap();
     }
-    rig.configure("[device]\nbackend = 'cpu'\n");
+    rig.configure(&format!("[device]\nbackend = 'cpu'\n[limits]\n{limits}\n"));
     rig.run();
     rig
+}
+
+/// A daemon with the kept model, one with a chat template, and one that answers for long, and with these limits.
+pub fn small_rig(limits: &str) -> Rig {
+    rig_of(&[(CHATTY, 2048, TEMPLATE), (ENDLESS, 32768, TEMPLATE)], limits)
 }
 
 impl Door {
@@ -49,14 +55,13 @@ impl Door {
     }
 
     pub fn open_with(address: &str, tokens: Option<Tokens>, settings: Settings) -> Self {
-        let rig = rig_of(&[(CHATTY, 2048, TEMPLATE), (ENDLESS, 32768, TEMPLATE)]);
-        Self::before(rig, address, tokens, settings)
+        Self::before(small_rig(""), address, tokens, settings)
     }
 
     /// A gateway before a daemon whose models differ in their names and chat templates.
     pub fn of_templates(templates: &[(&str, &str)]) -> Self {
         let models: Vec<_> = templates.iter().map(|(name, template)| (*name, 4096, *template)).collect();
-        Self::before(rig_of(&models), "127.0.0.1:0", None, Settings::default())
+        Self::before(rig_of(&models, ""), "127.0.0.1:0", None, Settings::default())
     }
 
     /// A gateway before this daemon.
@@ -64,7 +69,9 @@ impl Door {
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let address: Address = address.parse().unwrap();
-        let options = rig.options();
+        // The daemon answers already: once it is gone, requests fail as soon as they do for people.
+        let absent_timeout = Options::default().absent_timeout;
+        let options = Options { absent_timeout, ..rig.options() };
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.unwrap().block_on(async {
@@ -76,6 +83,11 @@ impl Door {
         });
         let address = told.recv().unwrap().trim_start_matches("http://").to_owned();
         Self { rig, address, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Has the gateway stop as a signal does, and does not wait for its end.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
     }
 
     pub fn connect(&self) -> Connection {

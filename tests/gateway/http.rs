@@ -117,6 +117,13 @@ impl Connection {
         Some(response)
     }
 
+    /// Reads all bytes up to the connection's end, which may be a reset.
+    pub fn rest(mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.reader.read_to_end(&mut bytes);
+        bytes
+    }
+
     /// Reads one chunk; `None` for the last, empty one.
     pub fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = usize::from_str_radix(&self.line().expect("a chunk"), 16).unwrap();

@@ -8,11 +8,13 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod door;
+mod drain;
 mod echo;
 mod embeddings;
 mod forms;
 mod hostile;
 mod http;
+mod load;
 mod ollama;
 mod openai;
 #[path = "../common/packages.rs"]
@@ -21,6 +23,7 @@ mod responses;
 #[path = "../scenario/rig.rs"]
 #[allow(dead_code)] // this binary uses a part
 mod rig;
+mod routers;
 mod sdks;
 mod several;
 mod thinking;

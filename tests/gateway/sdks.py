@@ -202,6 +202,13 @@ def with_prometheus(base, _model, _text):
     assert requests["openai", "404"] == 3 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
     histogram = families["rocmforge_gateway_first_byte_seconds"]
     counts = [s.value for s in histogram.samples if s.name.endswith("_bucket")]
+    assert families["rocmforge_gateway_daemon_up"].samples[0].value == 1, page
+    # Endpoint pickers of Kubernetes' inference extension ask for these, and take the first series of each.
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
+        family = families[f"vllm:{name}"]
+        assert family.type == "gauge" and [(s.labels, s.value) for s in family.samples] == [({}, 0)], page
+    cache = families["vllm:cache_config_info"].samples
+    assert len(cache) == 1 and int(cache[0].labels["block_size"]) > 0 and int(cache[0].labels["num_gpu_blocks"]) > 0, page
     assert histogram.type == "histogram" and counts == sorted(counts) and counts[-1] > 0, page
 
 

@@ -15,7 +15,9 @@ Served paths:
   Anthropic  POST /v1/messages, POST /v1/messages/count_tokens
   Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate,
              /api/embed, /api/embeddings
-  its own    GET /health, GET /metrics (for Prometheus)
+  its own    GET /health: 200 if requests are answered, 503 with the reason if not (for routers)
+             GET /livez: 200 while this program runs
+             GET /metrics (for Prometheus), with the numbers that routers ask vLLM's server for
 
 A field of a request that cannot be honoured is refused by its name, unless its value changes
 nothing. A client that hangs up cancels its request.
@@ -30,7 +32,7 @@ Examples:
     -d '{\"model\": \"smollm2-135m-instruct-q4_1\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 Exit codes:
-  0    ended by SIGTERM or SIGINT; open answers had 10 s to end
+  0    ended by SIGTERM or SIGINT; open answers had --drain-s to end
   1    the system refused an operation
   2    the arguments are invalid, or the gateway does not listen at that address";
 
@@ -61,6 +63,15 @@ pub struct Arguments {
     /// Most open HTTP connections; more wait until one ends
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub connections: u32,
+    /// After SIGTERM, answer for so many seconds as before, while /health says 503: for routers that need time to notice
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub notice_s: u32,
+    /// Then refuse requests, and leave so many seconds to running answers; a second signal ends them at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub drain_s: u32,
+    /// Serve /metrics without a token, for routers that send none; it names models and counts requests
+    #[arg(long)]
+    pub open_metrics: bool,
 }
 
 impl Arguments {

@@ -12,7 +12,7 @@ use rocmforge_client::wire::{
 use rocmforge_client::{ClientError, random_request_id};
 
 use crate::Gateway;
-use crate::token_texts::{TokenText, TokenTexts};
+use crate::token_texts::{TokenText, TokenTexts, detokenize};
 
 /// Most bytes of an answer that is returned whole: a context of a million tokens has fewer.
 const WHOLE_BYTES_MAX: usize = 64 << 20;
@@ -104,7 +104,10 @@ async fn begin(
     gateway: &Gateway,
     request: &GenerateRequest,
 ) -> Result<(Generation, Option<GenerateItem>), ClientError> {
+    let waits = gateway.metrics.waits();
     let mut items = gateway.client.generate(request).await?;
+    // From here on the daemon counts it.
+    drop(waits);
     match items.next_item().await {
         Ok(first) => Ok((items, first)),
         Err(error) => {
@@ -308,7 +311,13 @@ impl Running {
         }
         let Some(texts) = &mut self.texts else { return Ok(Piece { text, ..Piece::default() }) };
         let likely = scores.iter().flat_map(|at| at.top.iter().map(|top| top.id));
-        texts.learn(&self.gateway.client, &self.model, ids.iter().copied().chain(likely).collect()).await?;
+        texts
+            .learn(
+                (&self.gateway.client, &self.items),
+                &self.model,
+                ids.iter().copied().chain(likely).collect(),
+            )
+            .await?;
         let mut rest = text.as_str();
         let scores = std::iter::once(None).chain(scores.into_iter().map(Some));
         let tokens = ids.iter().zip(scores).map(|(id, at)| {
@@ -334,7 +343,7 @@ impl Running {
         };
         let mut ids = item.ids.clone();
         ids.extend(item.logprobs.iter().flat_map(|logprob| logprob.top.iter().map(|top| top.id)));
-        texts.learn(&self.gateway.client, &self.model, ids).await?;
+        texts.learn((&self.gateway.client, &self.items), &self.model, ids).await?;
         let tokens = item.ids.iter().zip(&item.logprobs).map(|(id, at)| Token {
             characters: texts.of(*id).text.chars().count(),
             text: texts.of(*id),
@@ -398,7 +407,9 @@ impl Running {
             ext: vec![],
         };
         // The answer is complete without it.
-        let Ok(reply) = self.gateway.client.call(&request).await else { return Ok(None) };
+        let Ok(reply) = detokenize(&self.gateway.client, &self.items, &request).await else {
+            return Ok(None);
+        };
         let text = reply.text;
         // Some tokenizers decode ids to a text without the space that the first token begins with.
         let lacks_space = self.begins_with_space == Some(true) && !text.starts_with(' ');

@@ -13,12 +13,14 @@ mod arguments;
 mod chat;
 mod clock;
 mod embeddings;
+mod ending;
 mod events;
 mod failure;
 mod generation;
 mod inherited;
 mod kept;
 mod listen;
+mod load;
 mod metrics;
 mod models;
 mod ollama;
@@ -36,12 +38,13 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use rocmforge_client::Options;
 use rocmforge_client::asynchronous::Client;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 pub use access::{Access, Tokens};
 pub use aliases::{Alias, Aliases};
@@ -73,11 +76,27 @@ pub struct Settings {
     pub connections: usize,
     /// Other names for models.
     pub aliases: Aliases,
+    /// Time in which a gateway that stops still answers requests, so that routers notice.
+    pub notice: Duration,
+    /// Time for running answers to end after that.
+    pub drain: Duration,
+    /// `/metrics` needs no token.
+    pub open_metrics: bool,
 }
+
+/// Time for running answers of a gateway that stops.
+const DRAIN: Duration = Duration::from_secs(10);
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { body_bytes: 8 << 20, connections: 1024, aliases: Aliases::default() }
+        Self {
+            body_bytes: 8 << 20,
+            connections: 1024,
+            aliases: Aliases::default(),
+            notice: Duration::ZERO,
+            drain: DRAIN,
+            open_metrics: false,
+        }
     }
 }
 
@@ -86,6 +105,9 @@ impl Default for Settings {
 pub struct Gateway {
     client: Client,
     metrics: metrics::Metrics,
+    /// The daemon's latest replies about its load.
+    load: load::Load,
+    ending: ending::Ending,
     settings: Settings,
     /// Room for large bodies, in KiB.
     bodies: Arc<Semaphore>,
@@ -98,8 +120,15 @@ impl Gateway {
     pub fn new(options: Options, settings: Settings) -> Arc<Self> {
         let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
         let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
-        let (metrics, bodies) = (metrics::Metrics::default(), Arc::new(bodies));
-        Arc::new(Self { client, metrics, settings, bodies, kept: kept::Kept::default() })
+        Arc::new(Self {
+            client,
+            metrics: metrics::Metrics::default(),
+            load: load::Load::default(),
+            ending: ending::Ending::default(),
+            settings,
+            bodies: Arc::new(bodies),
+            kept: kept::Kept::default(),
+        })
     }
 
     fn body_bytes_max(&self) -> u64 {
@@ -135,6 +164,9 @@ fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
         body_bytes: (arguments.body_mib as usize) << 20,
         connections: arguments.connections as usize,
         aliases: arguments.alias.iter().cloned().collect(),
+        notice: Duration::from_secs(arguments.notice_s.into()),
+        drain: Duration::from_secs(arguments.drain_s.into()),
+        open_metrics: arguments.open_metrics,
     };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(THREADS).enable_all().build().map_err(system)?;
@@ -149,10 +181,19 @@ fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
             signal(SignalKind::terminate()).map_err(system)?,
             signal(SignalKind::interrupt()).map_err(system)?,
         );
-        let stop = async {
-            tokio::select! { _ = term.recv() => {} _ = int.recv() => {} }
+        let mut signalled = async || tokio::select! { _ = term.recv() => {} _ = int.recv() => {} };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let signals = async {
+            signalled().await;
+            drop(stop);
+            signalled().await;
         };
-        serve(Gateway::new(options, settings), listener, stop).await;
+        let stopped = async { drop(stopped.await) };
+        tokio::select! {
+            () = serve(Gateway::new(options, settings), listener, stopped) => {}
+            // A second signal ends answers that the first one left.
+            () = signals => {}
+        }
         Ok(())
     })
 }

@@ -74,6 +74,7 @@ pub struct Listener {
     pub access: Access,
     /// A Unix socket's path, removed at the end if this process made it.
     path: Option<PathBuf>,
+    inherited: bool,
 }
 
 #[derive(Debug)]
@@ -94,7 +95,7 @@ impl Listener {
             Address::Tcp(tcp) => {
                 let access = Access::of_address(*tcp, tokens)?;
                 let listener = std::net::TcpListener::bind(tcp).map_err(failed)?;
-                Self::tcp(listener, access).map_err(failed)
+                Self::tcp(listener, access, false).map_err(failed)
             }
             Address::Unix(path) => {
                 remove_left_over(path).map_err(failed)?;
@@ -103,7 +104,7 @@ impl Listener {
                 rustix::process::umask(before);
                 let socket = Listening::Unix(bound.map_err(failed)?);
                 let access = tokens.map_or(Access::File, Access::Token);
-                Ok(Self { socket, access, path: Some(path.clone()) })
+                Ok(Self { socket, access, path: Some(path.clone()), inherited: false })
             }
         }
     }
@@ -122,17 +123,24 @@ impl Listener {
             let listener = std::os::unix::net::UnixListener::from(fd);
             listener.set_nonblocking(true).map_err(failed)?;
             let socket = Listening::Unix(UnixListener::from_std(listener).map_err(failed)?);
-            return Ok(Self { socket, access: tokens.map_or(Access::File, Access::Token), path: None });
+            let access = tokens.map_or(Access::File, Access::Token);
+            return Ok(Self { socket, access, path: None, inherited: true });
         }
         let listener = std::net::TcpListener::from(fd);
         let address = listener.local_addr().map_err(failed)?;
         let access = Access::of_address(address, tokens)?;
-        Self::tcp(listener, access).map_err(failed)
+        Self::tcp(listener, access, true).map_err(failed)
     }
 
-    fn tcp(listener: std::net::TcpListener, access: Access) -> io::Result<Self> {
+    fn tcp(listener: std::net::TcpListener, access: Access, inherited: bool) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Listening::Tcp(TcpListener::from_std(listener)?), access, path: None })
+        let socket = Listening::Tcp(TcpListener::from_std(listener)?);
+        Ok(Self { socket, access, path: None, inherited })
+    }
+
+    /// True if systemd opened the socket: clients that nobody accepts wait there for the next gateway.
+    pub fn is_inherited(&self) -> bool {
+        self.inherited
     }
 
     /// The address in force, with the port that the kernel chose for port 0.

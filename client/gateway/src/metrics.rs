@@ -18,6 +18,8 @@ pub struct Metrics {
     requests: Mutex<BTreeMap<(Api, u16), u64>>,
     streams_open: AtomicU64,
     connections_open: AtomicU64,
+    /// Requests that wait here: for room, or for a connection to the daemon.
+    waiting: AtomicU64,
     /// First bytes within each bucket's bound and not within the one before.
     first_bytes: [AtomicU64; BUCKETS_MS.len()],
     first_bytes_total: AtomicU64,
@@ -66,6 +68,17 @@ impl Metrics {
     pub fn connection(&self) -> Open<'_> {
         self.connections_open.fetch_add(1, Ordering::Relaxed);
         Open(&self.connections_open)
+    }
+
+    /// Counts a request as waiting in the gateway until the value is dropped.
+    pub fn waits(&self) -> Open<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Open(&self.waiting)
+    }
+
+    /// Requests that wait in the gateway.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// The page.

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use hyper::{HeaderMap, Method, Request, Response};
-use rocmforge_client::wire::StatusRequest;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access::{Access, Identity};
 use crate::api::{Api, whole};
+use crate::ending::stopping;
 use crate::failure::Failure;
 use crate::params::Params;
 use crate::reply::{self, Body};
@@ -27,6 +27,9 @@ const SMALL_BODY_BYTES: u64 = 64 * 1024;
 
 /// Path of the responses that are kept.
 const RESPONSES: &str = "/v1/responses/";
+
+/// Path of the counters.
+const METRICS: &str = "/metrics";
 
 /// The type of Prometheus's text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -45,7 +48,7 @@ impl From<Failure> for Refused {
 
 /// Answers a request, and counts it.
 pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Incoming>) -> Response<Body> {
-    let since = Instant::now();
+    let (since, runs) = (Instant::now(), gateway.ending.runs());
     let api = Api::of(&whole(request.uri().path()));
     // The HTTP library drops a length beside this header, so nobody can tell whether a proxy before took that length.
     let doubtful = request.headers().contains_key(TRANSFER_ENCODING);
@@ -53,11 +56,11 @@ pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Inco
         Ok(response) => response,
         Err(Refused { failure, close }) => reply::failed(&failure, api, close),
     };
-    if doubtful {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    if doubtful || gateway.ending.has_begun() {
+        response = reply::ending_connection(response);
     }
     gateway.metrics.answered(api, response.status().as_u16());
-    response
+    reply::holding(response, runs)
 }
 
 async fn respond(
@@ -71,13 +74,14 @@ async fn respond(
     // A body that is refused unread would pass for the next request.
     let closing = |failure| Refused { failure, close: true };
     let authority = head.uri.authority().map(|authority| authority.as_str());
-    // A request for health needs no token: the answer says nothing about users.
-    if matches!(head.method, Method::GET | Method::HEAD) && path == "/health" {
+    let has_body = !body.is_end_stream();
+    if matches!(head.method, Method::GET | Method::HEAD) && !has_body && is_open(gateway, path) {
         access.check_place(&head.headers, authority).map_err(closing)?;
-        return Ok(health(gateway).await?);
+        return Ok(open(gateway, path).await?);
     }
     let caller = access.check(&head.headers, authority).map_err(closing)?;
-    let has_body = !body.is_end_stream();
+    // Called when the body is read: a connection that ends before may reach a router as a reset, without the refusal.
+    let refuse_at_the_end = || if gateway.ending.is_refusing() { Err(stopping()) } else { Ok(()) };
     check_encoding(&head.headers).map_err(closing)?;
     if head.headers.contains_key(EXPECT) && body.size_hint().lower() > gateway.body_bytes_max() {
         return Err(closing(too_large(gateway)));
@@ -90,11 +94,18 @@ async fn respond(
             Err(closing(Failure::invalid(format!("a {} request has no body here", head.method))))
         }
         &Method::GET | &Method::HEAD => {
+            // Counters are of use to the end.
+            if path != METRICS {
+                refuse_at_the_end()?;
+            }
             let query = head.uri.query().unwrap_or_default();
             Ok(get(gateway, caller, path, query).await?)
         }
         &Method::DELETE => match path.strip_prefix(RESPONSES) {
-            Some(name) => Ok(openai::forget(gateway, caller, name)?),
+            Some(name) => {
+                refuse_at_the_end()?;
+                Ok(openai::forget(gateway, caller, name)?)
+            }
             None => Err(closing(Failure::new(405, "only responses are deleted here"))),
         },
         &Method::POST => {
@@ -106,6 +117,7 @@ async fn respond(
                 }
                 None => read_chunked(gateway, body).await?,
             };
+            refuse_at_the_end()?;
             let mut params = Params::read(&bytes)?.holding(room);
             gateway.settings.aliases.apply(gateway, &mut params).await?;
             Ok(post.run(gateway, caller, params, since).await?)
@@ -169,6 +181,7 @@ pub async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<OwnedSemaphore
     else {
         return Err(too_large(gateway));
     };
+    let _waits = gateway.metrics.waits();
     match tokio::time::timeout(BODY_TIMEOUT, Arc::clone(&gateway.bodies).acquire_many_owned(kib)).await {
         Ok(Ok(permit)) => Ok(Some(permit)),
         _ => {
@@ -215,7 +228,7 @@ async fn get(
         "/api/tags" => ollama::tags(gateway).await,
         "/api/ps" => ollama::ps(gateway).await,
         "/api/version" => Ok(ollama::version()),
-        "/metrics" => Ok(reply::text(PROMETHEUS, gateway.metrics.page())),
+        METRICS => Ok(metrics(gateway).await),
         "/" => Ok(reply::text("text/plain", "rocmforge-gateway is running\n".to_owned())),
         _ if Post::of(path).is_some() => Err(Failure::new(405, "this path takes POST requests")),
         _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix(RESPONSES)) {
@@ -247,18 +260,38 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Status 200 if the daemon answers and is not stopping, so that routers may rely on it.
-async fn health(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
-    // The daemon's own words name its socket.
-    let silent = |_| Failure {
-        retry_after_s: Some(1),
-        ..Failure::new(503, "the daemon does not answer: is rocmforged running?")
-    };
-    let status = gateway.client.call(&StatusRequest::default()).await.map_err(silent)?;
-    if status.draining {
-        return Err(Failure { retry_after_s: Some(1), ..Failure::new(503, "the daemon is stopping") });
+/// True for paths that need no token: their answers say nothing about users, or the administrator opened them.
+fn is_open(gateway: &Gateway, path: &str) -> bool {
+    matches!(path, "/health" | "/livez") || (path == METRICS && gateway.settings.open_metrics)
+}
+
+async fn open(gateway: &Gateway, path: &str) -> Result<Response<Body>, Failure> {
+    match path {
+        "/health" => health(gateway).await,
+        // The process answers, whatever its daemon does: only its own hang is a reason to restart it.
+        "/livez" => Ok(reply::json(&json!({"status": "ok"}))),
+        _ => Ok(metrics(gateway).await),
     }
-    Ok(reply::json(&json!({"status": "ok"})))
+}
+
+/// Status 200 if requests are answered: the daemon answers, and neither it nor the gateway is stopping. Routers rely on it.
+async fn health(gateway: &Gateway) -> Result<Response<Body>, Failure> {
+    let refused = |message: &str| Failure { retry_after_s: Some(1), ..Failure::new(503, message.to_owned()) };
+    if gateway.ending.has_begun() {
+        return Err(stopping());
+    }
+    match gateway.load.status(&gateway.client).await {
+        // The daemon's own words name its socket.
+        None => Err(refused("the daemon does not answer: is rocmforged running?")),
+        Some(status) if status.draining => Err(refused("the daemon is stopping")),
+        Some(_) => Ok(reply::json(&json!({"status": "ok"}))),
+    }
+}
+
+async fn metrics(gateway: &Gateway) -> Response<Body> {
+    let mut page = gateway.metrics.page();
+    page.push_str(&gateway.load.page(&gateway.client, gateway.metrics.waiting()).await);
+    reply::text(PROMETHEUS, page)
 }
 
 /// The paths that take a JSON object.

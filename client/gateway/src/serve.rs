@@ -25,57 +25,81 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Most headers of a request.
 const HEADERS_MAX: usize = 100;
 
-/// Time for open answers to end when the gateway stops.
-const DRAIN: Duration = Duration::from_secs(10);
+/// Time for the last bytes of answers to be written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Pause after an accept that the system refused, for want of descriptors.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves a listening socket until `stop` is ready. Then it accepts no more, and open answers have 10 s to end.
+/// A listening socket whose connections are served.
+struct Door {
+    gateway: Arc<Gateway>,
+    listener: Listener,
+    slots: Arc<Semaphore>,
+    /// Tells connections to end once their last bytes are written.
+    ending: watch::Sender<()>,
+}
+
+/// Serves a listening socket until `stop` is ready, and then ends in steps.
+///
+/// First `/health` says that the gateway stops, and for [`crate::Settings::notice`] requests are answered as ever: a router that
+/// does not repeat requests loses none. Then requests are refused, and running answers have [`crate::Settings::drain`] to end. On
+/// a socket from systemd new connections wait for the next gateway instead.
 pub async fn serve(gateway: Arc<Gateway>, listener: Listener, stop: impl Future<Output = ()>) {
+    let (notice, drain) = (gateway.settings.notice, gateway.settings.drain);
     let slots = Arc::new(Semaphore::new(gateway.settings.connections));
-    let (stopping, stopped) = watch::channel(false);
-    let mut tasks = JoinSet::new();
-    let mut stop = pin!(stop);
-    loop {
-        let accept = async {
-            // The semaphore is never closed, so this is an error only in theory.
-            let slot = Arc::clone(&slots).acquire_owned().await.ok();
-            (listener.accept().await, slot)
-        };
-        tokio::select! {
-            () = &mut stop => break,
-            Some(_ended) = tasks.join_next() => {}
-            (accepted, slot) = accept => match accepted {
-                Ok(socket) => {
-                    let (gateway, access, stopped) = (Arc::clone(&gateway), listener.access.clone(), stopped.clone());
-                    tasks.spawn(async move {
-                        connection(gateway, access, socket, stopped).await;
-                        drop(slot);
-                    });
-                }
-                Err(error) => {
-                    eprintln!("rocmforge-gateway: a connection cannot be accepted: {error}");
-                    tokio::time::sleep(REFUSED_PAUSE).await;
-                }
-            },
-        }
+    let door = Door { gateway, listener, slots, ending: watch::channel(()).0 };
+    let mut open = JoinSet::new();
+    door.accept(&mut open, stop).await;
+    door.gateway.ending.tell();
+    door.accept(&mut open, tokio::time::sleep(notice)).await;
+    door.gateway.ending.refuse();
+    // Connections stay: a request that is on its way hears the refusal. Answers that take longer end with the set.
+    let ended = async { drop(tokio::time::timeout(drain, door.gateway.ending.none_runs()).await) };
+    if door.listener.is_inherited() {
+        ended.await;
+    } else {
+        door.accept(&mut open, ended).await;
     }
-    drop(listener);
-    let _ = stopping.send(true);
-    let all_ended = async { while tasks.join_next().await.is_some() {} };
-    if tokio::time::timeout(DRAIN, all_ended).await.is_err() {
-        tasks.abort_all();
+    door.ending.send_replace(());
+    let written = async { while open.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(LAST_WORDS, written).await;
+}
+
+impl Door {
+    /// Accepts connections, each served by a task of the set, until `until` is ready.
+    async fn accept(&self, tasks: &mut JoinSet<()>, until: impl Future<Output = ()>) {
+        let mut until = pin!(until);
+        loop {
+            let accept = async {
+                // The semaphore is never closed, so this is an error only in theory.
+                let slot = Arc::clone(&self.slots).acquire_owned().await.ok();
+                (self.listener.accept().await, slot)
+            };
+            tokio::select! {
+                () = &mut until => return,
+                Some(_ended) = tasks.join_next() => {}
+                (accepted, slot) = accept => match accepted {
+                    Ok(socket) => {
+                        let (gateway, access) = (Arc::clone(&self.gateway), self.listener.access.clone());
+                        let ending = self.ending.subscribe();
+                        tasks.spawn(async move {
+                            connection(gateway, access, socket, ending).await;
+                            drop(slot);
+                        });
+                    }
+                    Err(error) => {
+                        eprintln!("rocmforge-gateway: a connection cannot be accepted: {error}");
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                    }
+                },
+            }
+        }
     }
 }
 
 /// Serves one connection until either side ends it.
-async fn connection(
-    gateway: Arc<Gateway>,
-    access: Access,
-    socket: Socket,
-    mut stopped: watch::Receiver<bool>,
-) {
+async fn connection(gateway: Arc<Gateway>, access: Access, socket: Socket, mut ending: watch::Receiver<()>) {
     let _open = gateway.metrics.connection();
     let service = service_fn(|request| {
         let (gateway, access) = (Arc::clone(&gateway), access.clone());
@@ -92,7 +116,7 @@ async fn connection(
     // An error is the client's: it broke the protocol, hung up, or took nothing for too long.
     tokio::select! {
         _ = &mut served => return,
-        _ = stopped.changed() => served.as_mut().graceful_shutdown(),
+        _ = ending.changed() => served.as_mut().graceful_shutdown(),
     }
     let _ = served.await;
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use rocmforge_client::asynchronous::Client;
-use rocmforge_client::wire::{DetokenizeRequest, EACH_TOKENS_MAX};
+use rocmforge_client::asynchronous::{Client, Generation};
+use rocmforge_client::wire::{DetokenizeReply, DetokenizeRequest, EACH_TOKENS_MAX};
 use rocmforge_client::{ClientError, ProtocolError};
 
 /// A token's text.
@@ -25,12 +25,17 @@ impl TokenTexts {
     ///
     /// # Errors
     /// Errors of the daemon and of the connection to it.
-    pub async fn learn(&mut self, client: &Client, model: &str, ids: Vec<u32>) -> Result<(), ClientError> {
+    pub async fn learn(
+        &mut self,
+        (client, answer): (&Client, &Generation),
+        model: &str,
+        ids: Vec<u32>,
+    ) -> Result<(), ClientError> {
         let mut unknown = ids;
         unknown.retain(|id| !self.0.contains_key(id));
         unknown.sort_unstable();
         unknown.dedup();
-        let asked = unknown.chunks(EACH_TOKENS_MAX).map(|ids| ask(client, model, ids));
+        let asked = unknown.chunks(EACH_TOKENS_MAX).map(|ids| ask(client, answer, model, ids));
         for texts in try_join_all(asked).await? {
             self.0.extend(texts);
         }
@@ -43,9 +48,30 @@ impl TokenTexts {
     }
 }
 
+/// Asks for the text of an answer's tokens. The answer's own connection comes first: a daemon that stops lets the answer finish,
+/// and may take no new connection.
+///
+/// # Errors
+/// Errors of the daemon and of the connection to it.
+pub async fn detokenize(
+    client: &Client,
+    answer: &Generation,
+    request: &DetokenizeRequest,
+) -> Result<DetokenizeReply, ClientError> {
+    match answer.connection().call(request).await {
+        Err(ClientError::TooManyStreams { .. }) => client.call(request).await,
+        reply => reply,
+    }
+}
+
 /// Asks for the texts of so many tokens at once.
-async fn ask(client: &Client, model: &str, ids: &[u32]) -> Result<Vec<(u32, TokenText)>, ClientError> {
-    let reply = client.call(&DetokenizeRequest::each(model, ids.to_vec())).await?;
+async fn ask(
+    client: &Client,
+    answer: &Generation,
+    model: &str,
+    ids: &[u32],
+) -> Result<Vec<(u32, TokenText)>, ClientError> {
+    let reply = detokenize(client, answer, &DetokenizeRequest::each(model, ids.to_vec())).await?;
     let texts = reply.each().filter(|texts| texts.len() == ids.len());
     let texts = texts.ok_or(ProtocolError::NoTextEnds)?;
     Ok(ids.iter().copied().zip(texts.into_iter().map(of_text)).collect())

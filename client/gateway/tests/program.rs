@@ -81,6 +81,34 @@ fn a_free_port_is_served_until_a_signal() {
     end(child);
 }
 
+#[test]
+fn routers_are_told_of_the_end_before_requests_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args(["--listen", "127.0.0.1:0", "--notice-s", "3600", "--socket"])
+        .arg(dir.path().join("api.sock"))
+        .env_remove("LISTEN_FDS")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let address = address(&mut child);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    while !get(&address, "/health").contains("the gateway is stopping") {}
+    let health = get(&address, "/health");
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains("retry-after: 1"), "{health}");
+    let lives = get(&address, "/livez");
+    assert!(lives.starts_with("HTTP/1.1 200") && lives.contains("content-length: 15"), "{lives}");
+    // A request that comes nevertheless is answered, and its connection is not kept for another one.
+    let mut stream = TcpStream::connect(&address).unwrap();
+    write!(stream, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200") && text.contains("connection: close"), "{text}");
+    // The second signal does not wait for the hour.
+    end(child);
+}
+
 /// Starts the program as systemd does: descriptor 3 is the socket.
 ///
 /// The socket comes through standard input: only this child inherits it, and dash duplicates no descriptor above 9.

@@ -185,7 +185,7 @@ const STAGES: [Stage; 24] = [
     Stage::only_long(
         "clients",
         |_| tests::clients(),
-        "LangChain, LiteLLM, LlamaIndex, aider, agents and Node packages before the gateway",
+        "LangChain, LiteLLM and its proxy, LlamaIndex, aider, agents and Node packages before the gateway",
     ),
     Stage::only_long(
         "schemas",
@@ -321,7 +321,7 @@ fn report(rows: &[Row], all: Duration) -> Result<()> {
 }
 
 /// Programs that stages and tests call, with their Debian packages and purposes.
-const TOOLS: [(&str, &str, &str); 10] = [
+const TOOLS: [(&str, &str, &str); 11] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
     ("kill", "procps", "verifying the units, which call it"),
@@ -332,6 +332,7 @@ const TOOLS: [(&str, &str, &str); 10] = [
     ("xz", "xz-utils", "the tar archive of a release"),
     ("rpmbuild", "rpm", "the RPM package of a release"),
     ("git", "git", "changes of a release by version"),
+    ("haproxy", "haproxy", "gateways behind a router"),
 ];
 
 fn tools() -> Result<Done> {

@@ -348,6 +348,13 @@ pub const EXT_DEVICE_STATES_CACHED: u16 = 8;
 /// Bytes of these.
 pub const EXT_DEVICE_STATES_CACHED_BYTES: u16 = 9;
 
+/// Most bytes of the KV cache, for all models together.
+pub const EXT_DEVICE_KV_BUDGET: u16 = 10;
+/// Bytes of these that requests have in pages and recurrent states, each counted once.
+pub const EXT_DEVICE_KV_HELD: u16 = 11;
+/// Tokens of a KV page.
+pub const EXT_DEVICE_PAGE_TOKENS: u16 = 12;
+
 /// Key of [`StatusReply`]'s `ext`: number of lost threads, as a u32; absent for none.
 pub const EXT_STATUS_LOST_THREADS: u16 = 2;
 
@@ -405,6 +412,21 @@ impl DeviceStatus {
     /// Bytes of cached recurrent states; [`DeviceStatus::kv_cached_bytes`] includes them.
     pub fn states_cached_bytes(&self) -> u64 {
         number(&self.ext, EXT_DEVICE_STATES_CACHED_BYTES).unwrap_or(0)
+    }
+
+    /// Most bytes of the KV cache, for all models together; 0 if the daemon does not say.
+    pub fn kv_budget_bytes(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_KV_BUDGET).unwrap_or(0)
+    }
+
+    /// Bytes of these that requests have, each counted once. Known prefixes that no request has are not among them.
+    pub fn kv_held_bytes(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_KV_HELD).unwrap_or(0)
+    }
+
+    /// Tokens of a KV page; 0 if the daemon does not say.
+    pub fn page_tokens(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_PAGE_TOKENS).unwrap_or(0)
     }
 
     /// Cached KV pages that went because others needed their bytes.
