@@ -25,5 +25,6 @@ mod sdks;
 mod several;
 mod thinking;
 mod tools;
+mod users;
 
 use rocmforge_test_support::forge;

@@ -91,7 +91,7 @@ async fn respond(
         }
         &Method::GET | &Method::HEAD => {
             let query = head.uri.query().unwrap_or_default();
-            Ok(get(gateway, caller, path, query).await?)
+            Ok(get(gateway, access, caller, path, query).await?)
         }
         &Method::DELETE => match path.strip_prefix(RESPONSES) {
             Some(name) => Ok(openai::forget(gateway, caller, name)?),
@@ -107,8 +107,9 @@ async fn respond(
                 None => read_chunked(gateway, body).await?,
             };
             let mut params = Params::read(&bytes)?.holding(room);
-            gateway.settings.aliases.apply(gateway, &mut params).await?;
-            Ok(post.run(gateway, caller, params, since).await?)
+            let gateway = gateway.of(access, caller).await?;
+            gateway.settings.aliases.apply(&gateway, &mut params).await?;
+            Ok(post.run(&gateway, caller, params, since).await?)
         }
         _ => Err(closing(Failure::new(405, "only GET, POST and DELETE requests are served"))),
     }
@@ -206,10 +207,13 @@ fn not_found(path: &str) -> Failure {
 
 async fn get(
     gateway: &Arc<Gateway>,
+    access: &Access,
     caller: Identity,
     path: &str,
     query: &str,
 ) -> Result<Response<Body>, Failure> {
+    let asks_daemon = path.starts_with("/v1/models") || ["/api/tags", "/api/ps"].contains(&path);
+    let gateway = &if asks_daemon { gateway.of(access, caller).await? } else { Arc::clone(gateway) };
     match path {
         "/v1/models" => openai::models(gateway).await,
         "/api/tags" => ollama::tags(gateway).await,

@@ -48,7 +48,8 @@ pub async fn serve(gateway: Arc<Gateway>, listener: Listener, stop: impl Future<
             Some(_ended) = tasks.join_next() => {}
             (accepted, slot) = accept => match accepted {
                 Ok(socket) => {
-                    let (gateway, access, stopped) = (Arc::clone(&gateway), listener.access.clone(), stopped.clone());
+                    let (gateway, stopped) = (Arc::clone(&gateway), stopped.clone());
+                    let access = listener.access.of_connection(socket.peer());
                     tasks.spawn(async move {
                         connection(gateway, access, socket, stopped).await;
                         drop(slot);
