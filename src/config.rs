@@ -18,7 +18,7 @@ mod files;
 mod kv;
 mod limits;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, SubordinatesFault};
 pub use files::{Origins, read};
 pub use kv::Kv;
 pub use limits::{Limits, UserConfig};
@@ -74,6 +74,8 @@ pub struct PolicyConfig {
     pub lock: Vec<Party>,
     /// See other users' requests, and names of models that they passed.
     pub see: Vec<Party>,
+    /// Users that a user may act for, by its name or uid: the first of their uids, and how many they are.
+    pub subordinates: BTreeMap<String, (u32, u32)>,
 }
 
 /// A user or a group.
@@ -99,6 +101,7 @@ impl Default for PolicyConfig {
             manage: vec![],
             lock: vec![],
             see: vec![],
+            subordinates: BTreeMap::new(),
         }
     }
 }
@@ -422,8 +425,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 50,
-            "socket, models, 13 limits, 9 policy, 10 device, 3 cpu, 3 host, 1 weights, 7 kv, 2 log: a new key needs its line in the example"
+            keys, 51,
+            "socket, models, 13 limits, 10 policy, 10 device, 3 cpu, 3 host, 1 weights, 7 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -77,6 +77,9 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     if options.checksum {
         hello.features |= FEATURE_CHECKSUM;
     }
+    if let Some(user) = options.acts_as {
+        hello = hello.acting_as(user);
+    }
     let hello_max_frame = hello.max_frame;
     let hello = hello.to_bytes().map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     transport.write_all(&hello, &[], Some(deadline)).map_err(Failed::Passing)?;
@@ -86,6 +89,10 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     let answer =
         ServerHello::parse(&answer).map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     accepted(&answer)?;
+    // A daemon that does not know the feature would count everything for this program's user.
+    if answer.acts_as() != options.acts_as {
+        return Err(Failed::Final(ClientError::CannotAct));
+    }
     check_limits(&answer, hello_max_frame)?;
     Ok((transport, answer))
 }

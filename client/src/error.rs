@@ -65,13 +65,16 @@ pub enum ClientError {
         server_max: u16,
     },
     /// The daemon refused the connection in its hello.
-    #[error("the daemon refused the connection: {} ({code})", name_of(*code))]
+    #[error("the daemon refused the connection: {} ({code}){}", name_of(*code), hint_of(*code))]
     Refused {
         /// An [`ErrorCode`] as a number.
         code: u16,
         /// For codes of the capacity class: wait at least this many milliseconds before the next attempt.
         retry_after_ms: u32,
     },
+    /// The daemon is an older one, which counts no connection for another user than the one that connects.
+    #[error("the daemon lets no user act for another one: no request was sent; update it")]
+    CannotAct,
     /// The request breaks a limit and was not sent.
     #[error(transparent)]
     Request(#[from] CodecError),
@@ -212,6 +215,7 @@ impl ClientError {
             Self::UntrustedServer { .. } => "UntrustedServer",
             Self::UnsupportedVersion { .. } => ErrorCode::UnsupportedMajor.name(),
             Self::Refused { code, .. } => name_of(*code),
+            Self::CannotAct => "CannotAct",
             Self::Request(error) => error.code().name(),
             Self::TooManyStreams { .. } => ErrorCode::TooManyStreams.name(),
             Self::Timeout { .. } => "Timeout",
@@ -283,4 +287,14 @@ fn versions(min: u16, max: u16) -> String {
 
 fn name_of(code: u16) -> &'static str {
     ErrorCode::from_u16(code).map_or("Unknown", ErrorCode::name)
+}
+
+/// Advice on a refusal whose name gives none.
+fn hint_of(code: u16) -> &'static str {
+    match ErrorCode::from_u16(code) {
+        Some(ErrorCode::Forbidden) => {
+            ": it does not act for that user; `policy.subordinates` of the daemon's configuration says who may, and its log why not"
+        }
+        _ => "",
+    }
 }

@@ -52,6 +52,9 @@ pub struct Options {
     pub trust: ServerTrust,
     /// Checksums on all frames, both ways. The kernel loses no bytes of a local socket; use them to find faults.
     pub checksum: bool,
+    /// The user that connections act for: its number among those that the daemon's configuration gives this program's user
+    /// (`policy.subordinates`). The daemon then counts them for that user, and not for this program's.
+    pub acts_as: Option<u32>,
 }
 
 /// Most bytes of a socket's path: the kernel's `sun_path` has 108, the last of them zero.
@@ -98,6 +101,7 @@ impl Default for Options {
             ping_timeout: PING_TIMEOUT,
             trust: ServerTrust::Usual,
             checksum: false,
+            acts_as: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rocmforge::backend::Backend;
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::config::Config;
+use rocmforge::config::{Config, PolicyConfig};
 use rocmforge::daemon::Daemon;
 
 use crate::forge::{Value, tiny_llama};
@@ -16,6 +16,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The model's name.
 pub const MODEL: &str = "m";
+
+/// The first uid and the number of the users that this process may act for: more than it has uids.
+const SUBORDINATES: (u32, u32) = (3_000_000_000, 1 << 20);
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
 
@@ -35,7 +38,9 @@ impl Served {
         let file = dir.path().join(format!("{MODEL}.gguf"));
         std::fs::write(file, model.build().bytes).expect("a small file");
         let socket = dir.path().join("api.sock");
-        let config = Config { socket, models: vec![dir.path().into()], ..Config::default() };
+        let policy =
+            PolicyConfig { subordinates: [(own_uid(), SUBORDINATES)].into(), ..PolicyConfig::default() };
+        let config = Config { socket, models: vec![dir.path().into()], policy, ..Config::default() };
         let factory = || -> Result<Box<dyn Backend>, _> {
             Ok(Box::new(CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?))
         };
@@ -58,4 +63,9 @@ impl Served {
         }
         stream
     }
+}
+
+/// This process's user, as the configuration names it.
+fn own_uid() -> String {
+    rustix::process::geteuid().as_raw().to_string()
 }

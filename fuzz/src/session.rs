@@ -72,9 +72,18 @@ struct Script {
 
 impl Script {
     fn run(&mut self, data: &mut Bytes<'_>) -> std::io::Result<()> {
-        // Most scripts begin with a valid hello.
-        if data.byte().is_none_or(|first| first != 0xff) {
-            self.send(&ClientHello::new("script").to_bytes().expect("a short name"))?;
+        // Most scripts begin with a valid hello; some act for a user, which may be none.
+        let hello = ClientHello::new("script");
+        let hello = match data.byte() {
+            Some(0xff) => None,
+            Some(0xfe) => {
+                let user = data.byte().unwrap_or(0);
+                Some(hello.acting_as(if user == 0xff { u32::MAX } else { user.into() }))
+            }
+            _ => Some(hello),
+        };
+        if let Some(hello) = hello {
+            self.send(&hello.to_bytes().expect("a short name"))?;
         }
         for _ in 0..ACTIONS_MAX {
             let Some(action) = data.byte() else { break };

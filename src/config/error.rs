@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::files::{DROP_INS_MAX, FILE_BYTES_MAX};
+use crate::session::SubordinatesError;
 use crate::share::limits::OutOfRange;
 
 /// Why there is no usable configuration.
@@ -115,6 +116,17 @@ pub enum ConfigError {
         /// The fault.
         why: &'static str,
     },
+    /// Uids are given to something that is not a user, twice to the same one, or are not fit to be given.
+    #[error(
+        "policy.subordinates.{name:?}: {why}; write users as \"alice\" or \"1000\", and the first uid and the number of uids that such a \
+         user may act for, as in [3000000000, 65536]"
+    )]
+    Subordinates {
+        /// The user, as the configuration names it.
+        name: String,
+        /// The fault.
+        why: SubordinatesFault,
+    },
     /// A directory of models cannot be read, at a reload or a check.
     #[error("models: {} cannot be read: {source}; create the directory, or correct its name", path.display())]
     Directory {
@@ -148,6 +160,20 @@ pub enum ConfigError {
     },
 }
 
+/// The fault of an entry of `policy.subordinates`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubordinatesFault {
+    /// It names nobody.
+    #[error("that is not a user of /etc/passwd, nor a uid")]
+    Unknown,
+    /// Two entries name one user.
+    #[error("another entry names the same user")]
+    Twice,
+    /// The uids are not free.
+    #[error(transparent)]
+    Uids(#[from] SubordinatesError),
+}
+
 impl ConfigError {
     /// The key with the fault, if a key has it: its tables, then its name.
     pub(super) fn key(&self) -> Option<Vec<&str>> {
@@ -158,6 +184,7 @@ impl ConfigError {
             Self::UserLimit { name, source } => Some(vec!["limits", "users", name, source.key]),
             Self::Directory { .. } | Self::NothingServed { .. } => Some(vec!["models"]),
             Self::User { name, .. } => Some(vec!["limits", "users", name]),
+            Self::Subordinates { name, .. } => Some(vec!["policy", "subordinates", name]),
             _ => None,
         }
     }

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{ConfigError, Limits, Party, PolicyConfig};
-use crate::session::{Policy, Right, Who};
+use rocmforge_client::wire::Subordinates;
+
+use crate::config::{ConfigError, Limits, Party, PolicyConfig, SubordinatesFault};
+use crate::session::{ActsFor, Policy, Right, SubordinatesError, Who};
 use crate::share::limits::{OfOneUser, UID_MAX};
 
 /// Users and groups by name.
@@ -16,7 +18,7 @@ struct Names {
 /// Resolves user and group names by /etc/passwd and /etc/group.
 ///
 /// # Errors
-/// [`ConfigError::Who`] for an unknown name.
+/// [`ConfigError::Who`] for an unknown name, [`ConfigError::Subordinates`].
 pub fn resolve(config: &PolicyConfig) -> Result<Policy, ConfigError> {
     with(config, &names())
 }
@@ -63,7 +65,29 @@ fn with(config: &PolicyConfig, names: &Names) -> Result<Policy, ConfigError> {
         };
         *rule = who(key, list, names)?;
     }
+    policy.acts_for = acts_for(config, names)?;
     Ok(policy)
+}
+
+/// The users that users may act for. No user of /etc/passwd and not the daemon's own is among them.
+fn acts_for(config: &PolicyConfig, names: &Names) -> Result<ActsFor, ConfigError> {
+    let mut all = ActsFor::default();
+    let own_uid = rustix::process::geteuid().as_raw();
+    for (name, (first, count)) in &config.subordinates {
+        let wrong = |why: SubordinatesFault| ConfigError::Subordinates { name: name.clone(), why };
+        let by = name.parse().ok().or_else(|| names.users.get(name).copied());
+        let by = by.filter(|by| *by <= UID_MAX).ok_or_else(|| wrong(SubordinatesFault::Unknown))?;
+        if all.of(by).is_some() {
+            return Err(wrong(SubordinatesFault::Twice));
+        }
+        all.insert(by, Subordinates { first: *first, count: *count }).map_err(|error| wrong(error.into()))?;
+        let users = names.users.iter().map(|(name, uid)| (*uid, format!("the user {name:?}")));
+        let own = (own_uid, "the daemon itself".to_owned());
+        if let Some((uid, whose)) = users.chain([own]).find(|(uid, _)| all.holds(*uid)) {
+            return Err(wrong(SubordinatesError::Taken { uid, whose }.into()));
+        }
+    }
+    Ok(all)
 }
 
 /// Name and id of each line: its first and third field.
@@ -124,7 +148,7 @@ mod tests {
         assert_eq!(loads.uids, [7, 8, 1000].into());
         assert_eq!(loads.gids, [9, 44].into());
         assert_eq!(loads.text, r#""alice", "@ai", 7, "@9", "8""#);
-        let bob = Credentials { uid: 1002, gids: vec![100, 44] };
+        let bob = Credentials { uid: 1002, gids: vec![100, 44], by: None };
         assert!(policy.allows(&bob, Right::Load) && policy.allows(&bob, Right::Run));
         assert_eq!(policy.rules[Right::Run as usize], Who::everyone());
         for unknown in ["bob", "@bob", "", "@", "@*", "-1"] {
@@ -150,6 +174,41 @@ mod tests {
         for wrong in [&["bob"][..], &["@ai"], &["*"], &[""], &["4294967295"], &["alice", "1000"]] {
             let error = limited(&config(wrong), &names).unwrap_err().to_string();
             assert!(error.starts_with("limits.users names"), "{error}");
+        }
+    }
+
+    #[test]
+    fn subordinates_are_of_users_and_no_users_themselves() {
+        let names = Names {
+            users: ids("gate:x:990:990::/:\nodd:x:3000000500:1::/:\n"),
+            groups: ids("ai:x:44:bob\n"),
+        };
+        let config = |entries: &[(&str, u32, u32)]| PolicyConfig {
+            subordinates: entries
+                .iter()
+                .map(|(name, first, count)| ((*name).into(), (*first, *count)))
+                .collect(),
+            ..PolicyConfig::default()
+        };
+        let found =
+            with(&config(&[("gate", 3_000_000_000, 500), ("1000", 3_000_000_501, 9)]), &names).unwrap();
+        assert_eq!(found.acts_for.of(990), Some(Subordinates { first: 3_000_000_000, count: 500 }));
+        assert_eq!(found.acts_for.of(1000), Some(Subordinates { first: 3_000_000_501, count: 9 }));
+        assert!(found.acts_for.of(44).is_none() && found.acts_for.of(0).is_none());
+        let refused = |entries: &[(&str, u32, u32)]| with(&config(entries), &names).unwrap_err().to_string();
+        for (entries, why) in [
+            (&[("nobody here", 3_000_000_000, 1)][..], "not a user"),
+            (&[("@ai", 3_000_000_000, 1)], "not a user"),
+            (&[("4294967295", 3_000_000_000, 1)], "not a user"),
+            (&[("gate", 3_000_000_000, 1), ("990", 3_100_000_000, 1)], "same user"),
+            (&[("gate", 100_000, 65_536)], "real users"),
+            (&[("gate", 4_294_967_000, 296)], "real users"),
+            (&[("gate", 3_000_000_000, 0)], "one at least"),
+            (&[("gate", 3_000_000_000, 501)], "the user \"odd\""),
+            (&[("gate", 3_000_000_000, 9), ("7", 3_000_000_008, 9)], "uid 3000000008 among them"),
+        ] {
+            let words = refused(entries);
+            assert!(words.starts_with("policy.subordinates.") && words.contains(why), "{words}");
         }
     }
 

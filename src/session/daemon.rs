@@ -52,7 +52,7 @@ pub(super) fn info(call: &Call) -> InfoReply {
             top_logprobs_max: wire::limits::TOP_LOGPROBS_MAX as u32,
             ext: Ext::new(),
         },
-        ext: Ext::new(),
+        ext: InfoReply::subordinates_ext(call.service().subordinates_of(&call.connection.peer)),
     }
 }
 

@@ -141,7 +141,7 @@ pub(super) async fn run(
     match &answered {
         Ok(_) => tracing::debug!(name: "answered", uid, request, model, "answered a request"),
         Err(error) => {
-            if let Some(untold) = call.service().may_log(uid) {
+            if let Some(untold) = call.service().may_log(call.connection.peer.real_uid()) {
                 let (code, text) = (error.code, &error.message);
                 tracing::info!(name: "failed", uid, request, model, code, untold, error = text, "a request failed");
             }

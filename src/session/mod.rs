@@ -17,6 +17,7 @@ use rocmforge_client::wire::{
     self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
 };
 
+mod acting;
 pub mod budget;
 mod call;
 mod coarse;
@@ -53,6 +54,7 @@ mod thinking;
 mod turns;
 mod users;
 
+pub use acting::{ActRefused, ActsFor, SUBORDINATE_MIN, SubordinatesError};
 use budget::Held;
 use call::Call;
 use control::Control;
@@ -268,13 +270,7 @@ impl Session {
             responder.fail(&of_refusal(refusal, "too many descriptors wait in requests", 1, "descriptors"));
             return Ok(());
         }
-        if let Some(right) = Right::of(&message)
-            && let Err(refusal) = self.connection.service.policy().check(&self.connection.peer, right)
-        {
-            let (uid, rule) = (self.connection.peer.uid, right.key());
-            if let Some(untold) = self.connection.service.may_log(uid) {
-                tracing::info!(name: "refused", uid, rule, untold, "a request was refused by the policy");
-            }
+        if let Err(refusal) = self.check_rights(&message) {
             responder.fail(&refusal);
             return Ok(());
         }
@@ -291,9 +287,28 @@ impl Session {
         Ok(())
     }
 
+    /// Refuses what the policy in force does not allow.
+    fn check_rights(&self, message: &ClientMessage) -> Result<(), Failure> {
+        let Connection { service, peer, .. } = &*self.connection;
+        let (policy, right) = (service.policy(), Right::of(message));
+        let rule = right.map_or("subordinates", Right::key);
+        let checked =
+            policy.check_acting(peer).and_then(|()| right.map_or(Ok(()), |right| policy.check(peer, right)));
+        if checked.is_err()
+            && let Some(untold) = service.may_log(peer.real_uid())
+        {
+            let uid = peer.uid;
+            tracing::info!(name: "refused", uid, rule, untold, "a request was refused by the policy");
+        }
+        checked
+    }
+
     /// Why the descriptor of a request did not come.
     fn without_descriptor(&self) -> Failure {
         let (service, uid) = (&self.connection.service, self.connection.peer.uid);
+        if self.connection.peer.by.is_some() {
+            return failure(ErrorCode::Forbidden, "a connection that acts for another user passes no files");
+        }
         let limit = service.users().of(uid).passed_models;
         if limit.value == 0 {
             return of_store(&StoreError::Quota { uid, limit });

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use rocmforge_client::wire::{ClientMessage, ErrorCode};
 
+use super::acting::ActsFor;
 use super::error::{Failure, failure};
 
 /// A right that the policy grants or denies.
@@ -107,17 +108,27 @@ impl Who {
     fn has(&self, credentials: &Credentials) -> bool {
         self.everyone
             || self.uids.contains(&credentials.uid)
+            || credentials.by.is_some_and(|by| self.uids.contains(&by))
             || credentials.gids.iter().any(|gid| self.gids.contains(gid))
     }
 }
 
-/// The client's ids, as the kernel reports them for the time of connecting.
+/// The client's ids, as the kernel reports them for the time of connecting, and the user that it acts for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user id.
+    /// The user that everything counts for: the peer's effective user id, or the one that it acts for.
     pub uid: u32,
-    /// Effective group id and the supplementary ones.
+    /// The peer's effective group id and the supplementary ones.
     pub gids: Vec<u32>,
+    /// The peer's effective user id, if it acts for another user.
+    pub by: Option<u32>,
+}
+
+impl Credentials {
+    /// The peer's own uid.
+    pub fn real_uid(&self) -> u32 {
+        self.by.unwrap_or(self.uid)
+    }
 }
 
 /// Rights of users. Root, the daemon's own user and named administrators have all rights.
@@ -127,6 +138,8 @@ pub struct Policy {
     pub administrators: Who,
     /// The users that have each of [`Right::ALL`].
     pub rules: [Who; Right::ALL.len()],
+    /// The users that users may act for.
+    pub acts_for: ActsFor,
     /// The daemon's own uid.
     own_uid: u32,
 }
@@ -140,19 +153,20 @@ impl Default for Policy {
             _ => Who::everyone(),
         });
         let own_uid = rustix::process::geteuid().as_raw();
-        Self { administrators: Who::default(), rules, own_uid }
+        Self { administrators: Who::default(), rules, acts_for: ActsFor::default(), own_uid }
     }
 }
 
 impl Policy {
-    /// True if the user has every right.
+    /// True if the user has every right. A connection that acts for another user has not, whoever its peer is.
     pub fn is_administrator(&self, credentials: &Credentials) -> bool {
-        [0, self.own_uid].contains(&credentials.uid) || self.administrators.has(credentials)
+        credentials.by.is_none()
+            && ([0, self.own_uid].contains(&credentials.uid) || self.administrators.has(credentials))
     }
 
     /// True if the policy names the user as an administrator, or it always is one. Its groups are not known.
     pub(super) fn names_administrator(&self, uid: u32) -> bool {
-        self.is_administrator(&Credentials { uid, gids: Vec::new() })
+        self.is_administrator(&Credentials { uid, gids: Vec::new(), by: None })
     }
 
     /// True if the user has that right.
@@ -189,11 +203,13 @@ impl Policy {
         let list = |rights: &[Right], prefix: &str| {
             rights.iter().map(|right| format!("{prefix}{}", right.key())).collect::<Vec<_>>().join(", ")
         };
-        match (may.as_slice(), may_not.as_slice()) {
+        let acting = credentials.by.map(|_| format!("; acting for uid {}", credentials.uid));
+        let rights = match (may.as_slice(), may_not.as_slice()) {
             (may, []) => list(may, ""),
             ([], may_not) => format!("nothing; see {}", list(may_not, "policy.")),
             (may, may_not) => format!("{}; not {}", list(may, ""), list(may_not, "policy.")),
-        }
+        };
+        rights + &acting.unwrap_or_default()
     }
 }
 
@@ -215,7 +231,7 @@ mod tests {
     }
 
     fn user(uid: u32, gids: &[u32]) -> Credentials {
-        Credentials { uid, gids: gids.to_vec() }
+        Credentials { uid, gids: gids.to_vec(), by: None }
     }
 
     #[test]

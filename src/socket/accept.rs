@@ -211,5 +211,5 @@ fn peer(stream: &Stream) -> std::io::Result<Credentials> {
     let uid = credentials.euid().ok_or_else(unknown("no user id"))?;
     let mut gids = groups::of_peer(stream.as_fd())?;
     gids.push(credentials.egid().ok_or_else(unknown("no group id"))?);
-    Ok(Credentials { uid, gids })
+    Ok(Credentials { uid, gids, by: None })
 }

@@ -29,19 +29,20 @@ pub(super) async fn serve(
     life: Arc<Life>,
 ) {
     let stream = Arc::new(stream);
-    let hello = tokio::select! {
-        hello = handshake(&stream, &service) => hello,
+    let agreed = tokio::select! {
+        agreed = handshake(&stream, &service, peer) => agreed,
         () = close.cancelled() => None,
         () = life.given_up.cancelled() => None,
     };
-    let Some(hello) = hello else { return };
-    let uid = peer.uid;
+    let Some((hello, user)) = agreed else { return };
+    let (uid, real_uid, acts) = (user.uid, user.real_uid(), user.by.is_some());
     let outbox = Outbox::new(service.budget.answers(uid));
     let room = service.budget.room(uid);
     let users = Arc::clone(service.users());
-    let may_pass = move || users.of(uid).passed_models.value > 0;
+    // A peer that acts for users passes no files: descriptors that are slow to close count against a uid, and it has many.
+    let may_pass = move || !acts && users.of(uid).passed_models.value > 0;
     let frames = Frames::new(&stream, hello.limits.max_frame, &room, &may_pass);
-    let mut session = Session::new(Arc::clone(&service), peer, &hello, outbox.clone());
+    let mut session = Session::new(Arc::clone(&service), user, &hello, outbox.clone());
     let overflow = session.last_words(&Fatal {
         code: ErrorCode::OutputOverflow,
         message: "too much unread output is queued: read answers as they arrive".to_owned(),
@@ -56,7 +57,7 @@ pub(super) async fn serve(
         () = close.cancelled() => End::Quiet,
     };
     if let End::Tell(fatal) = end {
-        if let Some(untold) = service.may_log(uid) {
+        if let Some(untold) = service.may_log(real_uid) {
             let code = fatal.code as u16;
             tracing::info!(uid, code, untold, reason = fatal.message, "closed a connection");
         }
@@ -67,7 +68,7 @@ pub(super) async fn serve(
     } else {
         outbox.close();
     }
-    if outbox.overflowed() && service.may_log(uid).is_some() {
+    if outbox.overflowed() && service.may_log(real_uid).is_some() {
         tracing::info!(uid, "disconnected a client that does not read");
     }
     drop(session);
@@ -116,20 +117,43 @@ async fn read(mut frames: Frames<'_>, session: &mut Session, life: &Life) -> End
     }
 }
 
-/// Exchanges the hellos. `None` when the connection is over; the client got the reason if it could be sent.
-async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
+/// Exchanges the hellos, and finds the user that the connection counts for. `None` when the connection is over; the client got
+/// the reason if it could be sent.
+async fn handshake(
+    stream: &Stream,
+    service: &Service,
+    peer: Credentials,
+) -> Option<(ServerHello, Credentials)> {
     let offer = service.offer();
-    let answer = match receive::hello(stream).await {
+    let (answer, user) = match receive::hello(stream).await {
         Ok(bytes) => match ClientHello::parse(&bytes) {
-            Ok(hello) => offer.answer(&hello),
-            Err(error) => offer.refuse(error.code(), 0),
+            Ok(hello) => agree(service, peer, &hello),
+            Err(error) => (offer.refuse(error.code(), 0), None),
         },
         Err(ReceiveError::HungUp | ReceiveError::CutShort { .. } | ReceiveError::Os(_)) => return None,
-        Err(error) => offer.refuse(error.code().unwrap_or(ErrorCode::NotProtocol), 0),
+        Err(error) => (offer.refuse(error.code().unwrap_or(ErrorCode::NotProtocol), 0), None),
     };
     // 80 bytes always fit an empty socket buffer.
     (&*stream).write_all(&answer.to_bytes()).await.ok()?;
-    (answer.status == 0).then_some(answer)
+    user.map(|user| (answer, user))
+}
+
+/// The answer to a hello, and the user that the connection counts for if it is accepted.
+fn agree(service: &Service, peer: Credentials, hello: &ClientHello) -> (ServerHello, Option<Credentials>) {
+    let (offer, uid) = (service.offer(), peer.uid);
+    let answer = offer.answer(hello);
+    if answer.status != 0 {
+        return (answer, None);
+    }
+    match service.user_of(peer, hello) {
+        Ok(user) => (answer, Some(user)),
+        Err(refused) => {
+            if let Some(untold) = service.may_log(uid) {
+                tracing::info!(name: "refused", uid, untold, "refused a connection: {refused}");
+            }
+            (offer.refuse(ErrorCode::Forbidden, 0), None)
+        }
+    }
 }
 
 /// Writes the outbox's frames until it ends, the client hangs up, or the client reads too slowly; then, last,

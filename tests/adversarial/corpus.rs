@@ -57,6 +57,7 @@ fn frames() -> Seeds {
     vec![
         ("client-hello", hello.to_bytes().unwrap().into()),
         ("server-hello", ServerOffer::default().answer(&hello).to_bytes().into()),
+        ("acting-hello", hello.acting_as(7).to_bytes().unwrap().into()),
         ("ping", frame(Op::Ping, Flags::NONE, &ping)),
         ("ping-checksum", frame(Op::Ping, Flags::CRC, &PingRequest::default())),
         ("generate", frame(Op::Generate, Flags::NONE, &generate)),
@@ -147,6 +148,8 @@ fn scripts() -> Seeds {
         ("descriptors", vec![0, 34, 9, 54, 9, 34, 0, 1, 2, 3, 4]),
         ("ends", vec![0, 5, 18, 2]),
         ("no-hello", vec![0xff, 0x70, 1, 2, 3, 4, 18]),
+        ("acts", vec![0xfe, 7, 5, 1, 34, 9, 4]),
+        ("acts-for-nobody", vec![0xfe, 0xff, 0, 1, 5]),
         ("unloads", vec![0, 10, 9, 8, 9, 6, 8, 3]),
         ("headers", [vec![0, 15], ask(Op::List), vec![15], ask(Op::Cancel), vec![17, 20, 3]].concat()),
     ]

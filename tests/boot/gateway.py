@@ -1,14 +1,14 @@
 """Service test of the HTTP gateway's units, as the package installs them."""
 
 import json
+import pwd
 import urllib.request
 
 from steps import expect, run, shown
 
 SERVICE, SOCKET = "rocmforge-gateway.service", "rocmforge-gateway.socket"
 ADDRESS = "http://127.0.0.1:11435"
-# From systemd's `UIDs of DynamicUser=`.
-DYNAMIC_UIDS = range(61184, 65520)
+USER = "rocmforge-gateway"
 
 
 def ask(path, body=None):
@@ -30,7 +30,8 @@ def serves_http(_):
     expect(text == wanted, f"the gateway answers {text!r}, the client {wanted!r}")
     pid = int(shown(SERVICE, "MainPID"))
     status = dict(line.split(":\t", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":\t" in line)
-    expect(int(status["Uid"].split()[0]) in DYNAMIC_UIDS, f"uid {status['Uid']}")
+    expect(pwd.getpwuid(int(status["Uid"].split()[0])).pw_name == USER, f"uid {status['Uid']}")
+    expect(len(run("getent", "-s", "files", "passwd", USER).stdout.splitlines()) == 1, "the daemon's configuration cannot name the user")
     expect(int(status["CapEff"], 16) == 0 and int(status["CapBnd"], 16) == 0, "the gateway has capabilities")
     expect(status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", "the gateway has no seccomp filter or may gain privileges")
     run("systemctl", "stop", SERVICE)

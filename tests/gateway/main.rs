@@ -28,5 +28,6 @@ mod sdks;
 mod several;
 mod thinking;
 mod tools;
+mod users;
 
 use rocmforge_test_support::forge;

@@ -79,6 +79,12 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
         ("[limits]\ncontext_tokens = 7", "limits.context_tokens = 7 is not in 16..=131072"),
         ("[cpu]\nsimd = 'neon'", "neon"),
         ("[log", "config.toml"),
+        (
+            "[policy]\nsubordinates = { '7' = [1000, 5] }",
+            "policy.subordinates.\"7\": 5 uids from 1000 on are not",
+        ),
+        ("[policy]\nsubordinates = { nobody-at-all = [3000000000, 5] }", "not a user of /etc/passwd"),
+        ("[policy]\nsubordinates = { '7' = [3000000000] }", "subordinates"),
     ];
     for (config, says) in cases {
         rig.configure(config);
@@ -107,6 +113,11 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
     for (drop_in, status, says) in [
         ("[limits]\nqueued = 0", 78, "conf.d/a.toml: limits.queued = 0 is not in 1..=1048576"),
         ("[policy]\nsee = ['nobody-of-this-name']", 78, "conf.d/a.toml: policy.see names"),
+        (
+            "[policy]\nsubordinates = { '7' = [3000000000, 0] }",
+            78,
+            "conf.d/a.toml: policy.subordinates.\"7\"",
+        ),
         ("[limits]\nqued = 1", 78, "conf.d/a.toml is not valid"),
         ("", 78, "conf.d/a.toml is empty"),
         ("[limits]\nqueued = 1", 0, ""),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
+mod acting;
 mod activation;
 mod bench;
 mod broken_gpu;

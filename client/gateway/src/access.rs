@@ -7,9 +7,10 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
 use crate::failure::Failure;
 
@@ -22,24 +23,66 @@ const FILE_BYTES_MAX: u64 = 1 << 16;
 /// Header in which Anthropic's clients send their key.
 const API_KEY: &str = "x-api-key";
 
-/// The caller: the digest of the request's token. All callers without a token are one.
+/// SHA-256 of a token.
+pub type Digest = [u8; 32];
+
+/// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Identity(Option<[u8; 32]>);
+pub enum Identity {
+    /// All callers without a token, where nothing else tells them apart.
+    Anyone,
+    /// The digest of the request's token.
+    Token(Digest),
+    /// The uid of the process at the other end of a Unix socket.
+    Peer(u32),
+}
 
 impl Identity {
     /// An identity for tests.
     #[cfg(test)]
     pub const fn of_test(number: u8) -> Self {
-        Self(Some([number; 32]))
+        Self::Token([number; 32])
     }
 }
 
-/// The tokens of a file, as digests.
+/// The tokens of a file.
 #[derive(Clone, Debug)]
-pub struct Tokens(Vec<[u8; 32]>);
+pub struct Tokens(Arc<[Token]>);
+
+/// A token, as its digest.
+#[derive(Clone, Copy, Debug)]
+pub struct Token {
+    /// Of its text.
+    pub digest: Digest,
+    /// Number of its user among the daemon's, where the file has one behind the token.
+    pub user: Option<u32>,
+    /// Its line in the file, from 1.
+    pub line: usize,
+}
+
+impl Token {
+    /// Reads a line.
+    fn of(line: usize, text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once(char::is_whitespace);
+        let numbered = parts.filter(|(_, number)| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let (token, user) = match numbered {
+            None => (text, None),
+            Some((token, number)) => {
+                let user =
+                    number.parse().map_err(|_| format!("line {line}: {number} is no number of a user"))?;
+                (token.trim_end(), Some(user))
+            }
+        };
+        if token.len() < TOKEN_BYTES_MIN {
+            let bytes = token.len();
+            return Err(format!("a token has {bytes} bytes, but at least {TOKEN_BYTES_MIN} are asked for"));
+        }
+        Ok(Self { digest: digest(token.as_bytes()), user, line })
+    }
+}
 
 impl Tokens {
-    /// Reads a file with one token a line.
+    /// Reads a file with one token a line, and behind it, if wanted, white space and the number of its user.
     ///
     /// # Errors
     /// A text that says why the file is not taken.
@@ -62,34 +105,47 @@ impl Tokens {
         Self::of(&text).map_err(failed)
     }
 
-    fn of(text: &str) -> Result<Self, String> {
-        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        if lines.is_empty() {
+    /// The tokens of a file with this text.
+    pub(crate) fn of(text: &str) -> Result<Self, String> {
+        let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
+        let mut tokens: Vec<Token> = Vec::new();
+        for (line, text) in lines.filter(|(_, text)| !text.is_empty()) {
+            let token = Token::of(line, text)?;
+            match tokens.iter().find(|known| known.digest == token.digest) {
+                None => tokens.push(token),
+                Some(known) if known.user == token.user => {}
+                Some(known) => {
+                    return Err(format!("lines {} and {line} have one token for two users", known.line));
+                }
+            }
+        }
+        if tokens.is_empty() {
             return Err(
                 "it has no token: write one a line, such as `openssl rand -base64 32` prints".to_owned()
             );
         }
-        if let Some(short) = lines.iter().find(|line| line.len() < TOKEN_BYTES_MIN) {
-            let bytes = short.len();
-            return Err(format!("a token has {bytes} bytes, but at least {TOKEN_BYTES_MIN} are asked for"));
-        }
-        Ok(Self(lines.iter().map(|line| digest(line.as_bytes())).collect()))
+        Ok(Self(tokens.into()))
+    }
+
+    /// All of them, in the order of their lines.
+    pub fn all(&self) -> &[Token] {
+        &self.0
     }
 
     /// Compares digests, so that the time tells nothing about a token: every byte of every digest is looked at.
     fn has(&self, offered: &[u8]) -> bool {
         let offered = digest(offered);
         let mut found = false;
-        for token in &self.0 {
-            let differing = token.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
+        for token in self.all() {
+            let differing = token.digest.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             found |= std::hint::black_box(differing) == 0;
         }
         found
     }
 }
 
-fn digest(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
+fn digest(bytes: &[u8]) -> Digest {
+    <Sha256 as sha2::Digest>::digest(bytes).into()
 }
 
 /// The rules of one listening socket.
@@ -101,6 +157,8 @@ pub enum Access {
     Loopback,
     /// The socket's file permissions decide.
     File,
+    /// A connection of such a socket, whose other end is a process of this uid.
+    Peer(u32),
 }
 
 impl Access {
@@ -118,22 +176,31 @@ impl Access {
         }
     }
 
+    /// The rules of one connection, with its peer's uid if the kernel tells it.
+    pub fn of_connection(&self, peer: Option<u32>) -> Self {
+        match (self, peer) {
+            (Self::File, Some(uid)) => Self::Peer(uid),
+            (rules, _) => rules.clone(),
+        }
+    }
+
     /// Checks a request, and says who asks.
     ///
     /// # Errors
     /// A failure of status 401 or 403.
     pub fn check(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<Identity, Failure> {
         match self {
-            Self::File => Ok(Identity(None)),
+            Self::File => Ok(Identity::Anyone),
+            Self::Peer(uid) => Ok(Identity::Peer(*uid)),
             Self::Token(tokens) => match offered(headers) {
-                Some(token) if tokens.has(token) => Ok(Identity(Some(digest(token)))),
+                Some(token) if tokens.has(token) => Ok(Identity::Token(digest(token))),
                 Some(_) => {
                     Err(Failure::new(401, "the token is not one of the gateway's").coded("invalid_api_key"))
                 }
                 None => Err(Failure::new(401, "a token is required: send `Authorization: Bearer TOKEN`")
                     .coded("invalid_api_key")),
             },
-            Self::Loopback => from_this_machine(headers, authority).map(|()| Identity(None)),
+            Self::Loopback => from_this_machine(headers, authority).map(|()| Identity::Anyone),
         }
     }
 
@@ -143,7 +210,7 @@ impl Access {
     /// A failure of status 403.
     pub fn check_place(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<(), Failure> {
         match self {
-            Self::File | Self::Token(_) => Ok(()),
+            Self::File | Self::Peer(_) | Self::Token(_) => Ok(()),
             Self::Loopback => from_this_machine(headers, authority),
         }
     }
@@ -232,6 +299,32 @@ mod tests {
     fn short_tokens_and_empty_files_are_refused() {
         assert!(Tokens::of("\n \n").unwrap_err().contains("no token"));
         assert!(Tokens::of("0123456789abcdef\nshort").unwrap_err().contains("5 bytes"));
+        assert!(Tokens::of("0123456789abcde 7").unwrap_err().contains("15 bytes"));
+        assert!(Tokens::of("0123456789abcdef 4294967296").unwrap_err().contains("line 1"));
+    }
+
+    #[test]
+    fn a_token_may_have_the_number_of_its_user_behind_it() {
+        let text = "0123456789abcdef 7\n\nfedcba9876543210\t \t8 \n0123 4567 89ab cdef\nfedcba98765432107\n0123456789abcdef 7";
+        let tokens = Tokens::of(text).unwrap();
+        let found: Vec<_> = tokens.all().iter().map(|token| (token.line, token.user)).collect();
+        assert_eq!(found, [(1, Some(7)), (3, Some(8)), (4, None), (5, None)]);
+        for (token, has) in
+            [("0123456789abcdef", true), ("0123456789abcdef 7", false), ("0123 4567 89ab cdef", true)]
+        {
+            assert_eq!(tokens.has(token.as_bytes()), has, "{token}");
+        }
+        let twice = Tokens::of("0123456789abcdef 7\n0123456789abcdef").unwrap_err();
+        assert!(twice.contains("lines 1 and 2"), "{twice}");
+    }
+
+    #[test]
+    fn callers_of_a_unix_socket_are_told_apart_by_uid() {
+        let caller = |access: Access, peer| access.of_connection(peer).check(&headers(&[]), None).ok();
+        assert_eq!(caller(Access::File, Some(1000)), Some(Identity::Peer(1000)));
+        assert_eq!(caller(Access::File, None), Some(Identity::Anyone));
+        let tokens = Access::Token(Tokens::of("0123456789abcdef").unwrap());
+        assert_eq!(caller(tokens, Some(1000)), None, "a token is asked for all the same");
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub struct Arguments {
     /// passes goes first
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_ADDRESS)]
     pub listen: Address,
-    /// Serve only requests that carry a token of this file, which has one a line
+    /// Serve only requests that carry a token of this file, which has one a line. If the daemon's policy.subordinates lets the
+    /// gateway act for users, each token is one of them; white space and a number behind it say which
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Serve MODEL under this name too; `*=MODEL` serves it under all names that no model has, and where none is named

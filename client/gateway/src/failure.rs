@@ -100,7 +100,7 @@ impl From<ClientError> for Failure {
             // The request was too large for a frame of the daemon, or a field of it for its limit.
             ClientError::Request(_) => 413,
             ClientError::PermissionDenied { .. } | ClientError::UntrustedServer { .. } => 502,
-            ClientError::UnsupportedVersion { .. } | ClientError::Protocol(_) => 502,
+            ClientError::UnsupportedVersion { .. } | ClientError::CannotAct | ClientError::Protocol(_) => 502,
             ClientError::TooManyStreams { .. } => 503,
             ClientError::Timeout { .. } => 504,
             ClientError::Server(of_daemon) => status(of_daemon.code),

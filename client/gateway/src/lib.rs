@@ -33,9 +33,11 @@ mod serve;
 mod steering;
 mod thinking;
 mod token_texts;
+mod users;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::ops::Deref;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,9 +48,11 @@ use rocmforge_client::asynchronous::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, oneshot};
 
+use access::Identity;
 pub use access::{Access, Tokens};
 pub use aliases::{Alias, Aliases};
 pub use arguments::{Arguments, command};
+use failure::Failure;
 pub use listen::{Address, Listener};
 pub use serve::serve;
 
@@ -60,7 +64,7 @@ const EXIT_USAGE: u8 = 2;
 /// Threads that serve sockets: one request's large body then keeps no other one waiting.
 const THREADS: usize = 2;
 
-/// Most connections to the daemon: 16 of them carry a thousand requests.
+/// Most connections to the daemon for one of its users: 16 of them carry a thousand requests.
 const DAEMON_CONNECTIONS_MAX: usize = 16;
 
 /// Bytes of large bodies that are read, or are JSON values, at once. Texts take as much as JSON values; `params` bounds the
@@ -100,10 +104,19 @@ impl Default for Settings {
     }
 }
 
-/// The state that all connections share.
+/// The gateway as one caller has it: the state that all share, and connections to the daemon that count for the caller's user.
 #[derive(Debug)]
 pub struct Gateway {
-    client: Client,
+    client: Arc<Client>,
+    shared: Arc<Shared>,
+}
+
+/// The state that all connections share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The gateway's own user of the daemon, and all that it acts for.
+    client: Arc<Client>,
+    users: users::Users,
     metrics: metrics::Metrics,
     /// The daemon's latest replies about its load.
     load: load::Load,
@@ -115,20 +128,42 @@ pub struct Gateway {
     kept: kept::Kept,
 }
 
+impl Deref for Gateway {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
 impl Gateway {
     /// A gateway to the daemon at those options; it connects at the first request.
     pub fn new(options: Options, settings: Settings) -> Arc<Self> {
-        let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
+        let client = Arc::new(Client::new(options.clone(), DAEMON_CONNECTIONS_MAX));
         let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
-        Arc::new(Self {
-            client,
+        let shared = Shared {
+            client: Arc::clone(&client),
+            users: users::Users::new(options),
             metrics: metrics::Metrics::default(),
             load: load::Load::default(),
             ending: ending::Ending::default(),
             settings,
             bodies: Arc::new(bodies),
             kept: kept::Kept::default(),
-        })
+        };
+        Arc::new(Self { client, shared: Arc::new(shared) })
+    }
+
+    /// The gateway as this caller has it.
+    ///
+    /// # Errors
+    /// As [`users::Users::client`].
+    async fn of(self: &Arc<Self>, access: &Access, caller: Identity) -> Result<Arc<Self>, Failure> {
+        let client = self.users.client(&self.shared.client, access, caller).await?;
+        Ok(client.map_or_else(
+            || Arc::clone(self),
+            |client| Arc::new(Self { client, shared: Arc::clone(&self.shared) }),
+        ))
     }
 
     fn body_bytes_max(&self) -> u64 {

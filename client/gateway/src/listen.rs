@@ -230,6 +230,14 @@ impl AsyncRead for Socket {
 }
 
 impl Socket {
+    /// The uid of the process at the other end of a Unix socket.
+    pub fn peer(&self) -> Option<u32> {
+        match &self.stream {
+            Stream::Tcp(_) => None,
+            Stream::Unix(stream) => stream.peer_cred().ok().map(|peer| peer.uid()),
+        }
+    }
+
     /// Passes an outcome of writing on, or the error of a client that has not read for too long.
     fn timed<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {

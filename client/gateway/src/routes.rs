@@ -99,7 +99,7 @@ async fn respond(
                 refuse_at_the_end()?;
             }
             let query = head.uri.query().unwrap_or_default();
-            Ok(get(gateway, caller, path, query).await?)
+            Ok(get(gateway, access, caller, path, query).await?)
         }
         &Method::DELETE => match path.strip_prefix(RESPONSES) {
             Some(name) => {
@@ -119,8 +119,9 @@ async fn respond(
             };
             refuse_at_the_end()?;
             let mut params = Params::read(&bytes)?.holding(room);
-            gateway.settings.aliases.apply(gateway, &mut params).await?;
-            Ok(post.run(gateway, caller, params, since).await?)
+            let gateway = gateway.of(access, caller).await?;
+            gateway.settings.aliases.apply(&gateway, &mut params).await?;
+            Ok(post.run(&gateway, caller, params, since).await?)
         }
         _ => Err(closing(Failure::new(405, "only GET, POST and DELETE requests are served"))),
     }
@@ -219,10 +220,13 @@ fn not_found(path: &str) -> Failure {
 
 async fn get(
     gateway: &Arc<Gateway>,
+    access: &Access,
     caller: Identity,
     path: &str,
     query: &str,
 ) -> Result<Response<Body>, Failure> {
+    let asks_daemon = path.starts_with("/v1/models") || ["/api/tags", "/api/ps"].contains(&path);
+    let gateway = &if asks_daemon { gateway.of(access, caller).await? } else { Arc::clone(gateway) };
     match path {
         "/v1/models" => openai::models(gateway).await,
         "/api/tags" => ollama::tags(gateway).await,
@@ -280,7 +284,7 @@ async fn health(gateway: &Gateway) -> Result<Response<Body>, Failure> {
     if gateway.ending.has_begun() {
         return Err(stopping());
     }
-    match gateway.load.status(&gateway.client).await {
+    match gateway.load.status(&gateway.shared.client).await {
         // The daemon's own words name its socket.
         None => Err(refused("the daemon does not answer: is rocmforged running?")),
         Some(status) if status.draining => Err(refused("the daemon is stopping")),
@@ -290,7 +294,7 @@ async fn health(gateway: &Gateway) -> Result<Response<Body>, Failure> {
 
 async fn metrics(gateway: &Gateway) -> Response<Body> {
     let mut page = gateway.metrics.page();
-    page.push_str(&gateway.load.page(&gateway.client, gateway.metrics.waiting()).await);
+    page.push_str(&gateway.load.page(&gateway.shared.client, gateway.metrics.waiting()).await);
     reply::text(PROMETHEUS, page)
 }
 

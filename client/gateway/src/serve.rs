@@ -81,7 +81,8 @@ impl Door {
                 Some(_ended) = tasks.join_next() => {}
                 (accepted, slot) = accept => match accepted {
                     Ok(socket) => {
-                        let (gateway, access) = (Arc::clone(&self.gateway), self.listener.access.clone());
+                        let gateway = Arc::clone(&self.gateway);
+                        let access = self.listener.access.of_connection(socket.peer());
                         let ending = self.ending.subscribe();
                         tasks.spawn(async move {
                             connection(gateway, access, socket, ending).await;

@@ -65,6 +65,7 @@ impl Failure {
             | ClientError::UntrustedServer { .. }
             | ClientError::UnsupportedVersion { .. }
             | ClientError::Refused { .. }
+            | ClientError::CannotAct
             | ClientError::Timeout { .. } => EXIT_UNAVAILABLE,
             _ if error.is_unreachable() => EXIT_UNAVAILABLE,
             _ if error.code().and_then(ErrorClass::of) == Some(ErrorClass::Model) => EXIT_MODEL,

@@ -403,7 +403,11 @@ pub fn info(out: Out<'_>, reply: &InfoReply) -> io::Result<()> {
         ("stop texts", format!("{} of {} bytes", limits.stop_texts_max, limits.stop_text_bytes_max)),
         ("log-probabilities", format!("{} a token", limits.top_logprobs_max)),
     ];
-    pairs(out, fields.into_iter())
+    let others = reply.subordinates().map(|all| {
+        let last = all.first.saturating_add(all.count - 1);
+        ("you may act for", format!("{} users, uids {} to {last}", all.count, all.first))
+    });
+    pairs(out, fields.into_iter().chain(others))
 }
 
 /// Left-aligned columns, two spaces between them.

@@ -19,8 +19,27 @@ pub const VERSION_MINOR: u16 = 0;
 /// Feature: the server sets [`super::Flags::CRC`] on each of its frames. A client may set it on its own at any time.
 pub const FEATURE_CHECKSUM: u64 = 1;
 
+/// Feature: the connection acts for another user, one of those that the daemon's configuration gives the client's. Bits 32 to
+/// 63 of the features then are the number of that user among them, from 0. See [`ClientHello::acting_as`].
+pub const FEATURE_ACTS: u64 = 2;
+
 /// All feature bits that this version understands.
-pub const FEATURES_KNOWN: u64 = FEATURE_CHECKSUM;
+pub const FEATURES_KNOWN: u64 = FEATURE_CHECKSUM | FEATURE_ACTS;
+
+/// Place of the number of [`FEATURE_ACTS`].
+const NUMBER_AT: u32 = 32;
+
+/// The bits of `features` that this version understands: a number only beside the bit that asks for it.
+const fn known(features: u64) -> u64 {
+    let number = if features & FEATURE_ACTS == 0 { 0 } else { !0 << NUMBER_AT };
+    FEATURES_KNOWN | number
+}
+
+/// The number of [`FEATURE_ACTS`], if these features have it.
+const fn number(features: u64) -> Option<u32> {
+    // The shift leaves 32 bits.
+    if features & FEATURE_ACTS == 0 { None } else { Some((features >> NUMBER_AT) as u32) }
+}
 
 /// Smallest frame limit a client may ask for: an error with all its details fits.
 pub const PAYLOAD_BYTES_MIN: u32 = 1 << 16;
@@ -175,6 +194,19 @@ impl ClientHello {
         }
     }
 
+    /// The same hello, to act for the user of this number among those that the client's may act for.
+    #[must_use]
+    pub fn acting_as(mut self, user: u32) -> Self {
+        let others = self.features & u64::from(u32::MAX);
+        self.features = others | FEATURE_ACTS | u64::from(user) << NUMBER_AT;
+        self
+    }
+
+    /// The number of the user that the connection acts for, if it acts.
+    pub fn acts_as(&self) -> Option<u32> {
+        number(self.features)
+    }
+
     /// Reads a client's hello.
     ///
     /// # Errors
@@ -226,6 +258,11 @@ impl ClientHello {
 }
 
 impl ServerHello {
+    /// The number of the user that the connection acts for, if the server lets it act.
+    pub fn acts_as(&self) -> Option<u32> {
+        number(self.features)
+    }
+
     /// Reads a server's hello, accepted or refused.
     ///
     /// # Errors
@@ -297,7 +334,8 @@ impl Default for ServerOffer {
 }
 
 impl ServerOffer {
-    /// The answer to `hello`: accepted if `status` is 0; otherwise send it and close.
+    /// The answer to `hello`: accepted if `status` is 0; otherwise send it and close. A server that lets nobody act for others
+    /// refuses [`ClientHello::acts_as`] before.
     pub fn answer(&self, hello: &ClientHello) -> ServerHello {
         if !(hello.min_major..=hello.max_major).contains(&VERSION_MAJOR) {
             return self.refuse(ErrorCode::UnsupportedMajor, 0);
@@ -311,8 +349,8 @@ impl ServerOffer {
             status: 0,
             major: VERSION_MAJOR,
             minor,
-            features: hello.features & FEATURES_KNOWN,
-            features_unknown: hello.features & !FEATURES_KNOWN,
+            features: hello.features & known(hello.features),
+            features_unknown: hello.features & !known(hello.features),
             limits: HelloLimits { max_frame: self.limits.max_frame.min(hello.max_frame), ..self.limits },
             ..self.refuse(ErrorCode::Internal, 0)
         }

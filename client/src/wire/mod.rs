@@ -15,9 +15,9 @@ pub use codec::{CodecError, PAYLOAD_BYTES_MAX, decode, encode, encode_frame, enc
 pub use error::{ErrorClass, ErrorCode, WireError, cut_text};
 pub use header::{FDS_MAX, Flags, FrameHeader, HEADER_BYTES, HeaderError};
 pub use hello::{
-    CLIENT_HELLO_BYTES, CLIENT_NAME_BYTES_MAX, ClientHello, FEATURE_CHECKSUM, FEATURES_KNOWN, HelloError,
-    HelloLimits, MAGIC, PAYLOAD_BYTES_MIN, SERVER_HELLO_BYTES, ServerHello, ServerOffer, VERSION_MAJOR,
-    VERSION_MINOR,
+    CLIENT_HELLO_BYTES, CLIENT_NAME_BYTES_MAX, ClientHello, FEATURE_ACTS, FEATURE_CHECKSUM, FEATURES_KNOWN,
+    HelloError, HelloLimits, MAGIC, PAYLOAD_BYTES_MIN, SERVER_HELLO_BYTES, ServerHello, ServerOffer,
+    VERSION_MAJOR, VERSION_MINOR,
 };
 pub use messages::*;
 pub use op::{Call, ClientMessage, Op, reply_of};

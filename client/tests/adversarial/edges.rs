@@ -261,6 +261,17 @@ fn versions_are_agreed_on_or_refused_by_name() {
     assert_eq!(agreed(&hello(0, 0, 0)), (ErrorCode::UnsupportedMajor as u16, 0, 0));
     let answer = offer.answer(&ClientHello { features: FEATURE_CHECKSUM | 1 << 9, ..hello(1, 1, 0) });
     assert_eq!((answer.features, answer.features_unknown), (FEATURE_CHECKSUM, 1 << 9));
+    let acting = offer.answer(&hello(1, 1, 0).acting_as(7));
+    assert_eq!(
+        (acting.features, acting.features_unknown, acting.acts_as()),
+        (FEATURE_ACTS | 7 << 32, 0, Some(7))
+    );
+    let number = offer.answer(&ClientHello { features: 7 << 32, ..hello(1, 1, 0) });
+    assert_eq!((number.features, number.features_unknown, number.acts_as()), (0, 7 << 32, None));
+    let both = ClientHello { features: FEATURE_CHECKSUM | 1 << 9, ..hello(1, 1, 0) }
+        .acting_as(7)
+        .acting_as(u32::MAX);
+    assert_eq!(both.features, FEATURE_CHECKSUM | FEATURE_ACTS | 1 << 9 | u64::from(u32::MAX) << 32);
     let small = ClientHello { max_frame: PAYLOAD_BYTES_MIN, ..hello(1, 1, 0) };
     assert_eq!(offer.answer(&small).limits.max_frame, PAYLOAD_BYTES_MIN);
     let smaller = ClientHello { max_frame: PAYLOAD_BYTES_MIN - 1, ..small };

@@ -44,6 +44,36 @@ fn a_daemon_that_starts_meanwhile_is_found() {
 }
 
 #[test]
+fn an_older_daemon_counts_nothing_for_the_wrong_user() {
+    let server = Server::new(|listener| {
+        let mut peer = accept(&listener);
+        let hello = peer.client_hello();
+        assert_eq!(hello.acts_as(), Some(7));
+        let (features, features_unknown) = (0, hello.features);
+        let answer = ServerHello { features, features_unknown, ..ServerOffer::default().answer(&hello) };
+        peer.write(&answer.to_bytes());
+        peer.drain();
+    });
+    let error = refused(&Options { acts_as: Some(7), ..server.options() });
+    assert!(matches!(error, ClientError::CannotAct), "{error}");
+    server.join();
+}
+
+#[test]
+fn a_daemon_may_refuse_to_act_and_says_what_to_change() {
+    let server = Server::new(|listener| {
+        let mut peer = accept(&listener);
+        peer.client_hello();
+        peer.write(&ServerOffer::default().refuse(ErrorCode::Forbidden, 0).to_bytes());
+        peer.drain();
+    });
+    let error = refused(&Options { acts_as: Some(7), ..server.options() });
+    assert_eq!(error.code(), Some(ErrorCode::Forbidden as u16));
+    assert!(error.to_string().contains("policy.subordinates"), "{error}");
+    server.join();
+}
+
+#[test]
 fn a_server_that_says_nothing_is_given_up() {
     let server = Server::new(|listener| {
         let mut peer = accept(&listener);

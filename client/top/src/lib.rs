@@ -70,6 +70,7 @@ impl Failure {
                 | ClientError::UntrustedServer { .. }
                 | ClientError::UnsupportedVersion { .. }
                 | ClientError::Refused { .. }
+                | ClientError::CannotAct
                 | ClientError::Timeout { .. } => EXIT_UNAVAILABLE,
                 _ if error.is_unreachable() => EXIT_UNAVAILABLE,
                 _ => EXIT_FAILED,

@@ -61,6 +61,35 @@ pub struct InfoReply {
     pub ext: Ext,
 }
 
+/// Key of [`InfoReply`]'s `ext`: the users that the client may act for, as the first uid and their number, both u32.
+pub const EXT_INFO_SUBORDINATES: u16 = 1;
+
+/// Uids of users that another user may act for, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subordinates {
+    /// The uid of the user of number 0.
+    pub first: u32,
+    /// How many they are.
+    pub count: u32,
+}
+
+impl InfoReply {
+    /// The users that the client may act for, as [`ClientHello::acting_as`](crate::wire::ClientHello::acting_as) numbers them.
+    pub fn subordinates(&self) -> Option<Subordinates> {
+        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_INFO_SUBORDINATES)?;
+        let (first, count) = bytes.as_slice().split_first_chunk::<4>()?;
+        let number = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let all = Subordinates { first: number(first), count: number(count.try_into().ok()?) };
+        Some(all).filter(|all| all.count > 0)
+    }
+
+    /// Encodes the users that the client may act for.
+    pub fn subordinates_ext(all: Option<Subordinates>) -> Ext {
+        let bytes = |all: Subordinates| [all.first.to_le_bytes(), all.count.to_le_bytes()].concat();
+        all.map(|all| (EXT_INFO_SUBORDINATES, bytes(all))).into_iter().collect()
+    }
+}
+
 /// A request that the daemon knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpInfo {
