@@ -211,11 +211,12 @@ fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
             None => Listener::open(&arguments.listen, tokens),
         };
         let listener = listener.map_err(usage)?;
-        eprintln!("rocmforge-gateway: serving {} at {}", options.socket.display(), listener.address());
         let (mut term, mut int) = (
             signal(SignalKind::terminate()).map_err(system)?,
             signal(SignalKind::interrupt()).map_err(system)?,
         );
+        // Told once a signal would be heard.
+        eprintln!("rocmforge-gateway: serving {} at {}", options.socket.display(), listener.address());
         let mut signalled = async || tokio::select! { _ = term.recv() => {} _ = int.recv() => {} };
         let (stop, stopped) = oneshot::channel::<()>();
         let signals = async {
