@@ -75,7 +75,9 @@ fn run_with_json_prints_one_object() {
         let logprob = TokenLogprob { logprob: -0.5, top: vec![TopToken { id: 1, logprob: -0.5 }] };
         let item = GenerateItem { prompt_ids: vec![5, 6], logprobs: vec![logprob], ..item("x") };
         peer.send(stream, Op::Item, &item);
-        peer.send(stream, Op::End, &end());
+        let weights =
+            [(EXT_END_TENSORS_FOUND, 290), (EXT_END_TENSORS_LOADED, 2), (EXT_END_LOADED_BYTES, 512)];
+        peer.send(stream, Op::End, &GenerateEnd { ext: number_ext(weights), ..end() });
     });
     let arguments = [
         "--json",
@@ -105,6 +107,7 @@ fn run_with_json_prints_one_object() {
         "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "dropped_tokens": 0,
         "drafted_tokens": 0, "accepted_tokens": 0, "session_tokens": null, "seed": 9,
         "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
+        "weights": { "tensors_found": 290, "tensors_loaded": 2, "loaded_bytes": 512 },
         "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
     });
     assert_eq!(object, expected);
