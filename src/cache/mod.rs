@@ -144,23 +144,14 @@ impl TensorCache {
         tensor: &Tensor,
         part: PartId,
     ) -> Result<DeviceTensor, BackendError> {
-        let (lazy, hits) = (&tensor.lazy, self.counters.hits);
-        let loaded = self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
+        let lazy = &tensor.lazy;
+        self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
             begins(lazy, part);
             match tensor.residence {
                 Residence::Host => Ok(DeviceTensor { tensor: lazy.clone(), storage: Storage::InPlace }),
                 Residence::Device | Residence::Chosen => backend.load_tensor(lazy),
             }
-        });
-        if self.counters.hits > hits {
-            tracing::debug!(
-                tensor = lazy.name(),
-                model = part.model.0,
-                part = part.part,
-                "a tensor was there"
-            );
-        }
-        loaded
+        })
     }
 
     /// The tensor on the device if its load is complete. Costs one lookup, and counts nothing.
@@ -178,6 +169,8 @@ impl TensorCache {
         if let Some(there) = self.resident.get(&key) {
             if !matches!(there.tensor.state(), LoadState::Failed(_)) {
                 self.counters.hits += 1;
+                let (tensor, model) = (there.tensor.tensor.name(), part.model.0);
+                tracing::debug!(tensor, model, part = part.part, "a tensor was there");
                 return Ok(there.tensor.clone());
             }
             self.remove(&key); // before the new load: there may be room for only one copy

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use sd_notify::NotifyState;
@@ -17,6 +18,9 @@ use crate::session;
 
 /// Exit status when a second signal ends the process at once.
 const CUT_SHORT: i32 = 130;
+
+/// Time at the end for descriptors to close.
+const CLOSING_TIME: Duration = Duration::from_millis(100);
 
 /// Runtime threads. They only move frames; the engine's own threads compute models.
 const RUNTIME_THREADS: usize = 2;
@@ -87,7 +91,7 @@ where
         notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers finish first")]);
         daemon.stop().await?;
         tracing::info!("stopped");
-        let closing = ReceivedFd::closing();
+        let closing = still_closing().await;
         if closing > 0 {
             tracing::warn!(closing, "descriptors that clients passed do not close: {STUCK}");
         }
@@ -96,6 +100,17 @@ where
     // Blocking work still running cannot delay the end.
     runtime.shutdown_background();
     result
+}
+
+/// Descriptors that clients passed and that do not close. Local ones close within microseconds, so they have [`CLOSING_TIME`].
+async fn still_closing() -> usize {
+    let until = Instant::now() + CLOSING_TIME;
+    loop {
+        match ReceivedFd::closing() {
+            closing if closing == 0 || Instant::now() >= until => return closing,
+            _ => tokio::time::sleep(CLOSING_TIME / 10).await,
+        }
+    }
 }
 
 async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {

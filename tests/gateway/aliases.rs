@@ -49,6 +49,12 @@ fn a_star_is_for_all_names_that_no_model_has() {
     for model in ["gpt-4o", CHATTY] {
         assert_eq!(text(&door, json!(model)), chatty, "{model}");
     }
+    // Older clients of Ollama name it in another field.
+    let shown = |body: Value| door.post("/api/show", &body).json();
+    for name in ["gpt-4o", CHATTY] {
+        assert_eq!(shown(json!({ "name": name })), shown(json!({"model": CHATTY})), "{name}");
+    }
+    assert_eq!(shown(json!({"name": "strange", "model": ""})), shown(json!({"model": TINY})));
     let body = json!({"model": 7, "prompt": "a"});
     assert_eq!(door.post("/v1/completions", &body).status, 400);
 }

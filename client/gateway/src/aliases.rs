@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use rocmforge_client::ClientError;
 use rocmforge_client::wire::ModelSummary;
 use serde_json::Value;
 
 use crate::Gateway;
 use crate::failure::Failure;
 use crate::models::servable;
+use crate::ollama::untagged;
 use crate::params::Params;
 
 /// In place of a name: all that no model has, and none at all.
 const OTHERS: &str = "*";
 
-/// The field of a request that names its model.
-const FIELD: &str = "model";
-
-/// The tag that Ollama's clients add to a name.
-const TAG: &str = ":latest";
+/// Fields of a request that name its model: the second one is of older clients of Ollama.
+const FIELDS: [&str; 2] = ["model", "name"];
 
 /// A name, and the model that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,14 +67,19 @@ impl Aliases {
     /// # Errors
     /// Errors of the daemon.
     pub async fn apply(&self, gateway: &Gateway, params: &mut Params) -> Result<(), Failure> {
-        let asked = match params.copy(FIELD) {
-            Value::String(name) => Some(name),
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let given = FIELDS.map(|field| (field, params.copy(field)));
+        let given = given.into_iter().find(|(_, value)| !(value.is_null() || value == ""));
+        let (field, asked) = given.unwrap_or((FIELDS[0], Value::Null));
+        let plain = match &asked {
+            Value::String(name) => Some(untagged(name)),
             Value::Null => None,
             _ => return Ok(()), // it is refused as what it is
         };
-        let plain = asked.as_deref().map(|name| name.strip_suffix(TAG).unwrap_or(name));
         if let Some(model) = plain.and_then(|name| self.named.get(name)) {
-            params.set(FIELD, model.as_str().into());
+            params.set(field, model.as_str().into());
             return Ok(());
         }
         let Some(others) = &self.others else { return Ok(()) };
@@ -84,19 +88,23 @@ impl Aliases {
             None => false,
         };
         if !known {
-            params.set(FIELD, others.as_str().into());
+            params.set(field, others.as_str().into());
         }
         Ok(())
     }
 
-    /// The models, and once more under each alias.
-    pub fn listed(&self, mut models: Vec<ModelSummary>) -> Vec<ModelSummary> {
+    /// The models that can answer, and once more under each alias.
+    ///
+    /// # Errors
+    /// Errors of the daemon and of the connection to it.
+    pub async fn listed(&self, gateway: &Gateway) -> Result<Vec<ModelSummary>, ClientError> {
+        let mut models = servable(&gateway.client).await?;
         for (name, model) in &self.named {
             let of = models.iter().find(|summary| summary.name == *model).cloned();
             models.retain(|summary| summary.name != *name);
             models.extend(of.map(|summary| ModelSummary { name: name.clone(), ..summary }));
         }
-        models
+        Ok(models)
     }
 }
 

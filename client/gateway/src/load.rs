@@ -160,12 +160,13 @@ fn page(status: Option<&StatusReply>, counts: &Counts, inside: u64) -> String {
     gauge("vllm:num_requests_running", "Requests that the daemon computes.", &one(running.to_string()));
     let (held, budget) = (sum(|device| device.kv_held_bytes()), sum(|device| device.kv_budget_bytes()));
     let used = (held as f64 / (budget as f64).max(1.0)).min(1.0).to_string();
-    for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
+    // A daemon before these numbers tells neither: a router must not take that for an empty cache.
+    for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"].into_iter().filter(|_| budget > 0) {
         gauge(name, "Part of the KV cache that requests have, from 0 to 1.", &one(used.clone()));
     }
     let (tokens, pages) = (sum(|device| device.page_tokens()), sum(|device| device.kv_pages_max.into()));
     // Without an open model nobody knows how many pages there will be.
-    if status.devices.len() == 1 && pages > 0 {
+    if status.devices.len() == 1 && pages > 0 && tokens > 0 {
         let labels = format!("{{block_size=\"{tokens}\",num_gpu_blocks=\"{pages}\"}}");
         let help = "1, with the tokens of a page of the KV cache, and the pages of all open models.";
         gauge("vllm:cache_config_info", help, &[(labels, "1".to_owned())]);

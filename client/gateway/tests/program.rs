@@ -32,9 +32,20 @@ fn address(child: &mut Child) -> String {
     line.trim_end().rsplit_once("http://").unwrap_or_else(|| panic!("no address: {line}")).1.to_owned()
 }
 
-fn end(mut child: Child) {
-    let pid = rustix::process::Pid::from_child(&child);
+/// Starts the program at a free port, for a daemon that is not there.
+fn listening(dir: &Path, arguments: &[&str]) -> Child {
+    let mut command = Command::new(PROGRAM);
+    command.args(["--listen", "127.0.0.1:0", "--socket"]).arg(dir.join("api.sock")).args(arguments);
+    command.env_remove("LISTEN_FDS").stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn stop(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}
+
+fn end(mut child: Child) {
+    stop(&child);
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
@@ -67,13 +78,7 @@ fn addresses_that_others_reach_need_tokens() {
 #[test]
 fn a_free_port_is_served_until_a_signal() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(PROGRAM)
-        .args(["--listen", "127.0.0.1:0", "--socket"])
-        .arg(dir.path().join("api.sock"))
-        .env_remove("LISTEN_FDS")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = listening(dir.path(), &[]);
     let address = address(&mut child);
     assert!(get(&address, "/metrics").contains("rocmforge_gateway_connections_open 1"));
     let health = get(&address, "/health");
@@ -84,16 +89,9 @@ fn a_free_port_is_served_until_a_signal() {
 #[test]
 fn routers_are_told_of_the_end_before_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(PROGRAM)
-        .args(["--listen", "127.0.0.1:0", "--notice-s", "3600", "--socket"])
-        .arg(dir.path().join("api.sock"))
-        .env_remove("LISTEN_FDS")
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = listening(dir.path(), &["--notice-s", "3600"]);
     let address = address(&mut child);
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    stop(&child);
     while !get(&address, "/health").contains("the gateway is stopping") {}
     let health = get(&address, "/health");
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("retry-after: 1"), "{health}");

@@ -57,7 +57,7 @@ pub async fn embeddings(gateway: &Arc<Gateway>, mut params: Params) -> Result<Re
 
 /// The model's name. Options are checked, and none of them changes an embedding.
 fn common(params: &mut Params) -> Result<String, Failure> {
-    let model = untagged(params.required_text("model")?);
+    let model = untagged(&params.required_text("model")?).to_owned();
     params.drop_harmless(&["keep_alive"]);
     Chosen::take(params)?;
     Ok(model)

@@ -176,7 +176,7 @@ struct Common {
 
 impl Common {
     fn take(params: &mut Params) -> Result<Self, Failure> {
-        let model = untagged(params.required_text("model")?);
+        let model = untagged(&params.required_text("model")?).to_owned();
         let stream = params.flag("stream")?.unwrap_or(true);
         // The daemon keeps models as its own rules say. Ollama's time changes no answer.
         let unload = params.take("keep_alive").is_some_and(|time| time == 0 || time == "0" || time == "0s");

@@ -27,6 +27,6 @@ pub fn refusal(path: &str) -> Option<Failure> {
 }
 
 /// A model's name without the tag that Ollama's clients add to a name without one.
-fn untagged(name: String) -> String {
-    name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name)
+pub fn untagged(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
 }

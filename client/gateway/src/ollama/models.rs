@@ -45,7 +45,7 @@ fn details(architecture: &str) -> Value {
 /// # Errors
 /// Errors of the daemon.
 pub async fn tags(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
-    let models = gateway.settings.aliases.listed(servable(&gateway.client).await?);
+    let models = gateway.settings.aliases.listed(gateway).await?;
     let models = models.iter().map(|model| {
         let details = details(&model.architecture);
         json!({
@@ -88,7 +88,7 @@ pub async fn show(gateway: &Arc<Gateway>, mut params: Params) -> Result<Response
     let named = |name: Option<String>| name.filter(|name| !name.is_empty());
     let older = named(params.text("name")?);
     let model = match named(params.text("model")?).or(older) {
-        Some(name) => untagged(name),
+        Some(name) => untagged(&name).to_owned(),
         None => return Err(params.refuse("model", "it is required")),
     };
     for field in ["system", "template"] {

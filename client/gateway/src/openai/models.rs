@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::failure::Failure;
-use crate::models::servable;
 use crate::reply::{Body, json};
 
 /// `GET /v1/models`
@@ -15,7 +14,7 @@ use crate::reply::{Body, json};
 /// # Errors
 /// Errors of the daemon.
 pub async fn models(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
-    let models = gateway.settings.aliases.listed(servable(&gateway.client).await?);
+    let models = gateway.settings.aliases.listed(gateway).await?;
     let data: Vec<Value> = models.iter().map(|model| entry(&model.name)).collect();
     Ok(json(&json!({"object": "list", "data": data})))
 }
@@ -25,7 +24,7 @@ pub async fn models(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
 /// # Errors
 /// Errors of the daemon; status 404 for an unknown name.
 pub async fn model(gateway: &Arc<Gateway>, name: &str) -> Result<Response<Body>, Failure> {
-    let models = gateway.settings.aliases.listed(servable(&gateway.client).await?);
+    let models = gateway.settings.aliases.listed(gateway).await?;
     match models.iter().find(|model| model.name == name) {
         Some(model) => Ok(json(&entry(&model.name))),
         None => Err(Failure::new(404, "no model has that name; GET /v1/models lists them")
