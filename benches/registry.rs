@@ -1,14 +1,20 @@
 //! Opens many models with one large vocabulary, one after the other, and keeps all open: time and memory of each.
 //!
 //! `registry [--models N] [--tokens N]`: by default 100 models that share a made-up vocabulary of 152,000 tokens and as
-//! many merges. Prints the figures of the first model, which builds the tokenizer, and of each further one.
+//! many merges. Prints the figures of the first model, which builds the tokenizer, and of each further one. Then the time of a
+//! hit: a lookup of a tensor that a device's cache has, beside a plain lookup of a hash map of as many entries.
 
+use std::collections::HashMap;
 use std::fs::File;
+use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
 
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
+use rocmforge::cache::TensorCache;
 use rocmforge::model::tokenizer::Tokenizers;
 use rocmforge::model::{Model, ModelId};
+use rocmforge::program::PartId;
 
 use rocmforge_test_support::forge::{Value, tiny_llama};
 
@@ -68,6 +74,42 @@ fn file(tokens: u64) -> Result<tempfile::NamedTempFile, Failure> {
     Ok(file)
 }
 
+/// Rounds over all tensors.
+const ROUNDS: usize = 20_000;
+
+/// Prints the time of a hit, and of a lookup in a hash map of as many entries.
+fn hits() -> Result<(), Failure> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
+    let model = Model::open(ModelId(0), "stories", vec![File::open(path)?])?;
+    let (mut backend, mut cache) = (CpuBackend::new(CpuOptions::default())?, TensorCache::new());
+    let program = &model.plan.program;
+    let part = |part| PartId { model: model.id, part };
+    let all: Vec<_> = (0..program.part_count())
+        .flat_map(|number| program.part_tensors(number).map(move |(_, tensor)| (part(number), tensor)))
+        .collect();
+    let mut round = |rounds: usize| -> Result<f64, Failure> {
+        let begun = Instant::now();
+        for _ in 0..rounds {
+            for (part, tensor) in &all {
+                black_box(cache.load(&mut backend, tensor, *part)?);
+            }
+        }
+        Ok(begun.elapsed().as_secs_f64() * 1e9 / (rounds * all.len()).max(1) as f64)
+    };
+    round(1)?; // loads
+    let hit_ns = round(ROUNDS)?;
+    let plain: HashMap<usize, usize> = (0..all.len()).map(|number| (number * 4096, number)).collect();
+    let begun = Instant::now();
+    for _ in 0..ROUNDS {
+        for number in 0..all.len() {
+            black_box(plain.get(&black_box(number * 4096)));
+        }
+    }
+    let plain_ns = begun.elapsed().as_secs_f64() * 1e9 / (ROUNDS * all.len()).max(1) as f64;
+    println!("a hit among {} tensors: {hit_ns:.0} ns; a plain lookup: {plain_ns:.0} ns", all.len());
+    Ok(())
+}
+
 fn main() -> Result<(), Failure> {
     let (mut models, mut tokens) = (100, 152_000);
     let mut arguments = std::env::args().skip(1);
@@ -104,5 +146,5 @@ fn main() -> Result<(), Failure> {
     println!("headers of {} KiB; {} tokenizers", header >> 10, tokenizers.living());
     println!("the first: {first_ms:.0} ms, of a processor {first_busy:.0}; {} KiB", first_bytes >> 10);
     println!("{more} more: {ms:.0} ms, of a processor {busy:.0}; {} KiB each", (bytes / more.max(1)) >> 10);
-    Ok(())
+    hits()
 }

@@ -234,6 +234,8 @@ pub struct ModelWeights {
     pub layers_min: u32,
     /// Evict the weights after the model was idle for this many seconds; 0: never.
     pub idle_s: u32,
+    /// Name of a smaller model that drafts for it.
+    pub draft: Option<String>,
 }
 
 /// Weights to load to the device at start.
@@ -432,11 +434,12 @@ mod tests {
 
     #[test]
     fn rules_of_weights_are_read_by_model() {
-        let text = "[weights.models]\na = { preload = 'all', pinned = true }\nb = { preload = 3, idle_s = 60 }\nc = {}";
+        let text = "[weights.models]\na = { preload = 'all', pinned = true }\nb = { preload = 3, idle_s = 60, draft = 'a' }\nc = {}";
         let models = Config::parse(text).unwrap().weights.models;
         let named = Some(PreloadChoice::Named(PreloadName::All));
         assert_eq!((models["a"].preload, models["a"].pinned), (named, true));
         assert_eq!((models["b"].preload, models["b"].idle_s), (Some(PreloadChoice::Layers(3)), 60));
+        assert_eq!((models["a"].draft.as_deref(), models["b"].draft.as_deref()), (None, Some("a")));
         assert_eq!(models["c"], ModelWeights::default());
         for text in ["preload = 'most'", "preload = -1", "priority = 256", "pin = true"] {
             assert!(Config::parse(&format!("[weights.models]\na = {{ {text} }}")).is_err(), "{text}");

@@ -57,6 +57,8 @@ pub enum Rank {
     Outbox,
     /// Rights of users.
     Policy,
+    /// Names of draft models.
+    DraftModels,
     /// State stored in the service manager; held while it is updated.
     Kept,
     /// Files of kept prefixes on their way to the engine.

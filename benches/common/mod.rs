@@ -88,6 +88,7 @@ fn submit(
         scores: None,
         embedding: None,
         drafts: 0,
+        draft_model: None,
         alike: 0,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),

@@ -104,7 +104,9 @@ pub fn judge(config: &Config, survey: Option<&Survey>) -> Result<Vec<String>, Co
         served.contains(name) || unseen.contains(name) || unserved.iter().any(|model| model.name == *name)
     };
     let of_host = config.host.models.keys().map(|name| ("host.models", name));
-    let of_weights = config.weights.models.keys().map(|name| ("weights.models", name));
+    let weights = &config.weights.models;
+    let drafting = weights.values().filter_map(|of| of.draft.as_ref());
+    let of_weights = weights.keys().chain(drafting).map(|name| ("weights.models", name));
     let missing = of_host.chain(of_weights).filter(|(_, name)| !found(name)).take(TOLD_MAX);
     warnings
         .extend(missing.map(|(key, name)| format!("{key} names {name:?}, and no directory has that model")));

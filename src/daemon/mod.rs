@@ -201,6 +201,7 @@ impl Daemon {
         let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
         store.set_host_policy(config.host_policy());
         service.set_policy(policy);
+        service.set_draft_models(weights::draft_models(&config.weights.models));
         prefixes.iter().for_each(|store| service.keep_prefixes(Arc::clone(store)));
         if let Some(keep) = &keep {
             keep.restore_sessions(&service).await;
@@ -259,6 +260,7 @@ impl Daemon {
             Ok(store) => map_wanted(store),
             Err(_) => tracing::error!("looking for models failed"),
         }
+        self.service.set_draft_models(weights::draft_models(&config.weights.models));
         // Sent even without changes: a model that was missing may exist now. The task lives as long as this daemon.
         let _ = self.weights.send(weights::changes(&old.weights.models, &config.weights.models)).await;
     }

@@ -10,9 +10,15 @@ use crate::config::{ModelWeights, PreloadChoice, PreloadName};
 use crate::model::Model;
 use crate::model::store::{Lease, Store, StoreError};
 use crate::scheduler::{EngineHandle, JobError, Preload, RulesChange};
+use crate::session::{DraftModels, check_draft_model};
 
 /// Wanted settings by model name; `None` for a model whose entry was removed.
 pub(super) type Changes = BTreeMap<String, Option<ModelWeights>>;
+
+/// The draft models that a configuration names.
+pub(super) fn draft_models(wanted: &BTreeMap<String, ModelWeights>) -> DraftModels {
+    wanted.iter().filter_map(|(name, of)| Some((name.clone(), of.draft.clone()?))).collect()
+}
 
 /// Differences between two configurations.
 pub(super) fn changes(old: &BTreeMap<String, ModelWeights>, new: &BTreeMap<String, ModelWeights>) -> Changes {
@@ -103,9 +109,27 @@ impl Keeper {
         if !self.ruled.contains(name) {
             self.set_rules(lease.model(), wanted).await?;
         }
+        if let Some(draft) = &wanted.draft {
+            self.look_at_draft_model(name, lease, draft).await;
+        }
         match &wanted.preload {
             Some(choice) => preload(&self.engine, lease, choice).await,
             None => Ok(()),
+        }
+    }
+
+    /// Warns if a draft model cannot draft. Requests then go on without it.
+    async fn look_at_draft_model(&self, name: &str, lease: &Lease, draft: &str) {
+        let (store, engine) = (Arc::clone(&self.store), self.engine.clone());
+        let (model, asked) = (Arc::clone(lease.model()), draft.to_owned());
+        let look = move || match store.acquire(uid(), &asked) {
+            Err(error) => Some(error.to_string()),
+            Ok((drafting, _)) => {
+                check_draft_model(&model, drafting.model(), &engine).err().map(|refused| refused.to_string())
+            }
+        };
+        if let Ok(Some(why)) = tokio::task::spawn_blocking(look).await {
+            tracing::warn!("weights.models: {draft} cannot draft for {name}: {why}");
         }
     }
 

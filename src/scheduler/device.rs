@@ -191,6 +191,7 @@ impl Device {
         let starved = self.residency.take_starved();
         let few =
             error.needs().map_or(0, |(_, bytes)| bytes).max(schedule.page_sums().cached_bytes / 8).max(1);
+        schedule.release_drafters(None); // these are cached now
         let dropped = schedule.drop_first_cached(few) > 0;
         self.release_freed(schedule);
         if dropped || self.drop_cached(None, schedule) || self.close_idle(Some(id), schedule) {

@@ -1,4 +1,4 @@
-//! Drafts: tokens that may follow a sequence's last one, found in its own text.
+//! Drafts: tokens that may follow a sequence's last one, found in its own text or computed by a draft model.
 //!
 //! If the last tokens were in the text before, those that followed them may follow again. A step computes them as further rows
 //! of the sequence, with logits for each. The tokens drawn from these logits are the answer's, as long as each is the drafted
@@ -15,11 +15,13 @@ const LOOKED_AT: usize = 1 << 16;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Draft {
     /// Most tokens at once; 0 for a sequence without drafts.
-    most: u32,
+    longest: u32,
     /// Most tokens of the next draft.
     next: u32,
     /// The tokens that may follow the last one.
     ids: Vec<u32>,
+    /// So many are to come from a draft model.
+    asked: u32,
     /// Tokens that steps computed for drafts.
     drafted: u32,
     /// Those of them that became the answer's.
@@ -29,7 +31,7 @@ pub(super) struct Draft {
 impl Draft {
     /// For a sequence that drafts at most so many tokens at once.
     pub fn new(most: u32) -> Self {
-        Self { most, next: most, ..Self::default() }
+        Self { longest: most, next: most, ..Self::default() }
     }
 
     /// The tokens that may follow the last one.
@@ -45,12 +47,32 @@ impl Draft {
     /// Forgets the tokens that may follow.
     pub fn clear(&mut self) {
         self.ids.clear();
+        self.asked = 0;
+    }
+
+    /// Asks a draft model for the tokens that may follow, at most `room`.
+    pub fn ask(&mut self, room: u32) {
+        self.ids.clear();
+        self.asked = self.next.min(room);
+    }
+
+    /// Adds a token that a draft model drew.
+    pub fn push(&mut self, id: u32) {
+        self.ids.push(id);
+    }
+
+    /// Tokens that the next step may compute: those that are there, or those that a draft model is asked for.
+    pub fn most(&self) -> u32 {
+        match self.ids.len() as u32 {
+            0 => self.asked,
+            drafted => drafted,
+        }
     }
 
     /// Looks for the tokens that may follow `tokens`, at most `room`.
     pub fn look(&mut self, tokens: &[u32], room: u32) {
         self.ids.clear();
-        if self.most > 0 {
+        if self.longest > 0 {
             continuation(tokens, self.next.min(room) as usize, &mut self.ids);
         }
     }
@@ -61,7 +83,7 @@ impl Draft {
         if drafted > 0 {
             self.drafted = self.drafted.saturating_add(drafted);
             self.accepted = self.accepted.saturating_add(accepted);
-            self.next = accepted.saturating_mul(2).saturating_add(1).min(self.most);
+            self.next = accepted.saturating_mul(2).saturating_add(1).min(self.longest);
         }
     }
 }

@@ -30,6 +30,7 @@ mod core;
 mod costs;
 mod device;
 mod draft;
+mod drafter;
 mod dry;
 mod engine;
 mod handle;
@@ -155,9 +156,11 @@ pub struct Job {
     pub scores: Option<u32>,
     /// The embedding of the prompt is wanted, and no token.
     pub embedding: Option<Arc<Pooler>>,
-    /// Most tokens that a step may draft, each found in the sequence's own text; 0 for none. They do not change the answer. With
-    /// mirostat there are none.
+    /// Most tokens that a step may draft, found in the sequence's own text or computed by `draft_model`; 0 for none. They do not change
+    /// the answer. With mirostat there are none.
     pub drafts: u32,
+    /// A smaller model with the same token ids that drafts. An answer of a given form has its drafts from its own text.
+    pub draft_model: Option<Arc<Model>>,
     /// So many jobs with the same prompt follow at once.
     pub alike: u32,
     /// Sampling parameters.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::accounts::Accounts;
 use super::costs::Cost;
 use super::kv::{Kv, Reuse, Sums};
+use super::masks::Late;
 use super::sequence::{Answer, Request, Sequence};
 use super::{SequenceId, SequenceState};
 use crate::backend::KV_PAGE_TOKENS;
@@ -24,6 +25,7 @@ use crate::model::ModelId;
 mod admission;
 mod alike;
 mod compose;
+mod drafters;
 mod drafts;
 mod pages;
 
@@ -284,6 +286,7 @@ impl<A> Schedule<A> {
     /// Takes out an admitted sequence, without its pages.
     fn take_running(&mut self, at: usize) -> Sequence<A> {
         self.offer_pages(at, true);
+        self.release_drafter(at);
         let mut sequence = self.running.remove(at);
         self.kv.release(sequence.request.model, sequence.request.uid, &mut sequence.kv);
         sequence
@@ -340,6 +343,7 @@ impl<A> Schedule<A> {
     pub fn shift(&mut self, id: SequenceId, kept: u32) {
         let Some(at) = self.running.iter().position(|s| s.request.id == id) else { return };
         self.offer_pages(at, true);
+        self.release_drafter(at);
         let sequence = &mut self.running[at];
         self.kv.release(sequence.request.model, sequence.request.uid, &mut sequence.kv);
         sequence.drop_oldest(kept);
@@ -403,14 +407,16 @@ impl<A> Schedule<A> {
         self.waits = models;
     }
 
-    /// Replaces the sequences that should stay out of the next step. They do while one of another user can run.
-    pub fn set_late(&mut self, mut late: BTreeSet<SequenceId>) {
-        self.late.clear();
-        if !late.is_empty() {
-            let others = self.running.iter().filter(|s| self.can_run(s) && !late.contains(&s.request.id));
+    /// Replaces the sequences that should stay out of the next step. Those late beside others do while one of another user can run.
+    pub fn set_late(&mut self, Late { mut beside_others, missed }: Late) {
+        self.late = missed;
+        if !beside_others.is_empty() {
+            let others =
+                self.running.iter().filter(|s| self.can_run(s) && !beside_others.contains(&s.request.id));
             let others: BTreeSet<u32> = others.map(|s| s.request.uid).collect();
-            late.retain(|id| self.get(*id).is_some_and(|s| others.iter().any(|uid| *uid != s.request.uid)));
-            self.late = late;
+            let waits = |uid: u32| others.iter().any(|other| *other != uid);
+            beside_others.retain(|id| self.get(*id).is_some_and(|s| waits(s.request.uid)));
+            self.late.append(&mut beside_others);
         }
     }
 
@@ -440,9 +446,9 @@ impl<A> Schedule<A> {
         self.running.iter().filter(returns).map(|s| s.request.id).collect()
     }
 
-    /// True if a sequence of the model is live.
+    /// True if a live sequence uses the model.
     pub fn has_model(&self, model: ModelId) -> bool {
-        self.all().any(|sequence| sequence.request.model == model)
+        self.all().any(|sequence| sequence.uses(model))
     }
 
     /// Drops the suspended step of a model if all of its sequences have ended or restarted. True if it did.
@@ -488,15 +494,20 @@ impl<A> Schedule<A> {
     /// Drops the computed positions of a model whose KV pool is gone; its sequences prefill all their tokens again.
     pub fn rewind(&mut self, model: ModelId) {
         self.suspended.remove(&model);
-        for sequence in self.running.iter_mut().filter(|s| s.request.model == model) {
-            sequence.restart();
+        for sequence in &mut self.running {
+            if sequence.request.model == model {
+                sequence.restart();
+            }
+            if let Some(drafter) = sequence.drafter.as_mut().filter(|drafter| drafter.model == model) {
+                drafter.forget();
+            }
         }
         self.kv.reset(model);
     }
 
-    /// Drops the pool of a model that has no admitted sequence.
+    /// Drops the pool of a model that no admitted sequence uses.
     pub fn close_pool(&mut self, model: ModelId) {
-        if !self.running.iter().any(|s| s.request.model == model) {
+        if !self.running.iter().any(|s| s.uses(model)) {
             self.kv.close(model);
             self.costs.remove(&model);
         }

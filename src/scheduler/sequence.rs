@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::draft::Draft;
+use super::drafter::Drafter;
 use super::kv::Held;
 use super::masks::Masking;
 use super::swap::Swapped;
@@ -77,6 +78,8 @@ pub(super) struct Sequence<A = Answer> {
     pub embedded: u32,
     /// Tokens that may follow; a step may compute them with the last known one.
     pub draft: Draft,
+    /// The draft model that computes these tokens, if it has one.
+    pub drafter: Option<Drafter>,
     /// KV pages in order of position.
     pub kv: Held,
     /// Its pages in host memory, from when it was parked until it is admitted again.
@@ -121,6 +124,7 @@ impl<A> Sequence<A> {
             scored: 0,
             embedded: 0,
             draft,
+            drafter: None,
             kv: Held::default(),
             swapped: Swapped::default(),
             fresh: true,
@@ -140,13 +144,27 @@ impl<A> Sequence<A> {
         }
     }
 
+    /// True if the model is its own, or drafts for it.
+    pub fn uses(&self, model: ModelId) -> bool {
+        self.request.model == model || self.drafter.as_ref().is_some_and(|drafter| drafter.model == model)
+    }
+
     /// Forgets its computed positions and pages: it prefills all its known tokens again. The pages are not given back.
     pub fn restart(&mut self) {
         self.computed = 0;
         self.kv = Held::default();
-        self.draft.clear();
+        self.forget_draft();
         (self.fresh, self.looked, self.ready) = (true, None, None);
         self.restarts = self.restarts.wrapping_add(1);
+    }
+
+    /// Forgets the tokens that may follow.
+    fn forget_draft(&mut self) {
+        let tokens = self.token_count();
+        self.draft.clear();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.cut(tokens);
+        }
     }
 
     /// Drops the oldest half of its tokens after the first `kept` ones, at least one. All others get new positions, so it
@@ -282,10 +300,21 @@ impl<A> Sequence<A> {
         taken
     }
 
-    /// Looks for the tokens that may follow. There are none where its text has no room for the token drawn after them.
+    /// Looks for the tokens that may follow, or asks its draft model for them. There are none where its text has no room for the
+    /// token drawn after them.
     pub fn look_ahead(&mut self) {
         let room = self.request.positions.saturating_sub(self.token_count().saturating_add(1));
-        self.draft.look(&self.tokens, if self.decodes() { room } else { 0 });
+        let room = if self.decodes() { room } else { 0 };
+        self.forget_draft();
+        match self.drafter {
+            Some(_) => self.draft.ask(room),
+            None => self.draft.look(&self.tokens, room),
+        }
+    }
+
+    /// Its known tokens and then those of its draft, from a position on.
+    pub fn tokens_from(&self, start: u32) -> impl Iterator<Item = u32> {
+        self.tokens.iter().chain(self.draft.ids()).skip(start as usize).copied()
     }
 
     /// Records that a step told the log-probabilities behind the rows before `end`.
@@ -359,7 +388,7 @@ impl Sequence {
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
-        let masking = job.steering.constraint.take().map(Masking::new);
+        let masking = job.steering.constraint.take().map(|constraint| Masking::new(constraint, job.uid));
         let mirostat = job.steering.mirostat.map(|mirostat| mirostat.first());
         let (load, lookups) = (Duration::ZERO, Lookups::default());
         let pooled = job.embedding.clone().map(Pooled::new);
@@ -416,6 +445,16 @@ impl Sequence {
             mask: None,
             chain,
         }
+    }
+
+    /// Sampling settings of the next token that its draft model draws: those of the answer's own token at that place.
+    pub fn draft_row(&self) -> SampleRow {
+        let row = self.sample_row(self.draft.ids().len() as u32);
+        let vocab = self.drafter.as_ref().map_or(0, |drafter| drafter.vocab);
+        let changes = row.changes.as_ref().map(|changes| {
+            changes.iter().copied().filter(|change| change.id < vocab).collect::<Arc<[LogitChange]>>()
+        });
+        SampleRow { top_logprobs: 0, changes, ..row }
     }
 
     /// Sampling settings of a row of the prompt whose next token is known: it is drawn, for its log-probability among the unchanged

@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use super::masks::{Masked, Masking};
+use super::masks::{Masked, Masking, WAIT_ALONE};
 use super::paging::Paging;
 use super::residency::Residency;
 use super::schedule::Work;
 use crate::backend::{
     Backend, BackendError, ModelSlot, Progress, RecurrentPlace, SampleRow, Sampled, StepBatch,
 };
+use crate::lock;
 use crate::model::{Model, ModelId};
 use crate::program::FIRST_PART;
 use crate::tensor::MapError;
@@ -32,6 +34,10 @@ pub(super) struct StepArrays {
     samples: Vec<SampleRow>,
     /// Beside each of `samples`, what limits its tokens, and how many drafted ones are before it.
     maskings: Vec<Option<(Arc<Masking>, u32)>>,
+    /// Places in `samples` whose masks did not come in time.
+    missed: Vec<usize>,
+    /// How long the step waits for masks.
+    pub patience: Duration,
 }
 
 impl StepArrays {
@@ -48,6 +54,8 @@ impl StepArrays {
         self.last_rows.clear();
         self.samples.clear();
         self.maskings.clear();
+        self.missed.clear();
+        self.patience = WAIT_ALONE;
     }
 
     /// Adds a sequence's rows. `tokens` holds all its known tokens, and `drafted` those that may follow. `pages` has the pages of
@@ -64,14 +72,9 @@ impl StepArrays {
         let positions = work.start..work.start + work.rows;
         let scored = positions.end.saturating_sub(work.scores)..positions.end;
         let known = work.start as usize..(positions.end - work.drafts) as usize;
-        self.token_ids.extend(&tokens[known]);
-        self.token_ids.extend(&drafted[..work.drafts as usize]);
-        self.positions.extend(positions);
-        self.row_sequences.resize(self.token_ids.len(), self.sequences);
-        self.sequences += 1;
-        self.page_tables.extend(pages);
+        let drafted = &drafted[..work.drafts as usize];
+        self.add_rows(work.start, tokens[known].iter().chain(drafted).copied(), pages);
         self.recurrent.extend(recurrent);
-        self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
         let end = self.token_ids.len() as u32; // at most the rows of a step
         if work.embeds > 0 {
             self.last_rows.push(end.saturating_sub(work.embeds)..end);
@@ -91,19 +94,57 @@ impl StepArrays {
         }
     }
 
-    /// Puts the masks into the rows to sample, and waits for those that are not there yet. Nobody waits for the mask behind a
-    /// drafted token. A row whose answer is complete or failed gets none: its token counts for nothing.
+    /// Adds rows that a draft model computes of a sequence, from the position `start` on. Where it is to draw the next token, `sample`
+    /// has the settings.
+    pub fn push_drafting(
+        &mut self,
+        start: u32,
+        tokens: impl Iterator<Item = u32>,
+        pages: &[u32],
+        sample: Option<SampleRow>,
+    ) {
+        self.add_rows(start, tokens, pages);
+        if let Some(sample) = sample {
+            self.logits_rows.push(self.token_ids.len() as u32 - 1);
+            self.samples.push(sample);
+            self.maskings.push(None);
+        }
+    }
+
+    fn add_rows(&mut self, start: u32, tokens: impl Iterator<Item = u32>, pages: &[u32]) {
+        let before = self.token_ids.len();
+        self.token_ids.extend(tokens);
+        let rows = (self.token_ids.len() - before) as u32;
+        self.positions.extend(start..start + rows);
+        self.row_sequences.resize(self.token_ids.len(), self.sequences);
+        self.sequences += 1;
+        self.page_tables.extend(pages);
+        self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
+    }
+
+    /// Puts the masks into the rows to sample, and waits for those that are not there yet, as long as the step's patience lasts. Nobody
+    /// waits for the mask behind a drafted token. A row whose answer is complete or failed gets none: its token counts for nothing.
     fn take_masks(&mut self) {
-        for (row, masking) in self.samples.iter_mut().zip(&self.maskings) {
+        let until = lock::now() + self.patience;
+        for (at, (row, masking)) in self.samples.iter_mut().zip(&self.maskings).enumerate() {
             row.mask = match masking {
                 None => None,
-                Some((masking, 0)) => match masking.wait() {
-                    Masked::Tokens(mask) => Some(mask),
-                    Masked::Complete | Masked::Cut | Masked::Failed(_) => None,
+                Some((masking, 0)) => match masking.wait_until(until) {
+                    Some(Masked::Tokens(mask)) => Some(mask),
+                    Some(Masked::Complete | Masked::Cut | Masked::Failed(_)) => None,
+                    None => {
+                        self.missed.push(at);
+                        None
+                    }
                 },
                 Some((masking, place)) => masking.ahead(*place),
             };
         }
+    }
+
+    /// True if the mask of this place of a finished step did not come in time: its token is none of the answer's.
+    pub fn is_missed(&self, place: usize) -> bool {
+        self.missed.contains(&place)
     }
 
     /// True if the token drawn in this place of a finished step may be an answer's: its form, if there is one, gave a mask.

@@ -16,7 +16,7 @@ use super::error::{Failure, failure, of_job};
 use super::responder::Responder;
 use super::service::random;
 use super::steering::Asked;
-use super::{Call, embedding, prompt};
+use super::{Call, drafting, embedding, prompt};
 use crate::model::store::Lease;
 use crate::scheduler::{
     Event, Job, JobError, Outcome, Sampling, SequenceId, Steering, StopReason, TokenBatch,
@@ -94,9 +94,13 @@ pub(super) async fn run(
             Some(_) => Steering::default(),
             None => steering.for_model(call, valid.lease.model()).await?,
         };
-        Ok((valid, steering, pooler))
+        let draft_model = match wanted {
+            Some(_) => None,
+            None => drafting::model_for(call, &model, valid.lease.model()).await,
+        };
+        Ok((valid, steering, pooler, draft_model))
     };
-    let (valid, steering, pooler) = before_the_job(call, &stopped, deadline, prepare).await?;
+    let (valid, steering, pooler, draft_model) = before_the_job(call, &stopped, deadline, prepare).await?;
 
     let (sender, mut events) = unbounded_channel();
     let first = First { prompt_ids: valid.prompt.clone(), in_reasoning: valid.in_reasoning };
@@ -114,7 +118,8 @@ pub(super) async fn run(
         prompt: valid.prompt,
         max_tokens: if wanted.is_some() { 1 } else { valid.max_tokens },
         context_tokens: valid.context_tokens,
-        drafts: drafts.into(),
+        drafts: if draft_model.is_some() && drafts == 0 { drafting::DRAFTED } else { drafts.into() },
+        draft_model: draft_model.as_ref().map(|lease| Arc::clone(lease.model())),
         alike: alike.into(),
         sampling,
         steering,

@@ -13,8 +13,9 @@ use crate::lock::{Mutex, Rank};
 
 /// The part of all processors' time that a user pays with.
 const PART: f64 = 1.0 / 16.0;
-/// Longest time that a user saves: 60 ms of processor time for each processor, some 4,000 frames.
-const SAVED: Duration = Duration::from_secs(1);
+/// Longest time that a user saves: 15 ms of processor time for each processor, some 1,000 frames. With four times as much, three
+/// users who spent it at once made others wait for half a second.
+const SAVED: Duration = Duration::from_millis(250);
 /// Time of receiving a frame and of sending an answer, which is not measured.
 const FRAME: Duration = Duration::from_micros(10);
 /// Users that are remembered; of more, those that have saved all they may are forgotten.
@@ -112,7 +113,7 @@ mod tests {
     fn a_user_that_takes_much_waits_and_others_do_not() {
         let (pace, now) = (Pace::new(16), Instant::now());
         // With 16 processors the rate is one second per second.
-        assert_eq!(pace.charge(1, 1000 * MS, now), None, "saved");
+        assert_eq!(pace.charge(1, SAVED, now), None, "saved");
         assert_eq!(pace.charge(1, 5 * MS, now), Some(now + 5 * MS));
         assert_eq!(pace.charge(1, 5 * MS, now), Some(now + 10 * MS), "one after the other");
         assert_eq!(pace.charge(2, 5 * MS, now), None);

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::budget::Budget;
+use super::drafting::DraftModels;
 use super::error::{Failure, failure};
 use super::events::ModelEvents;
 use super::host::PageCounts;
@@ -107,6 +108,7 @@ pub struct Service {
     kept: OnceLock<Arc<dyn OutlivesRestart>>,
     pub(super) restores: OnceLock<Arc<Restores>>,
     policy: Mutex<Arc<Policy>>,
+    draft_models: Mutex<Arc<DraftModels>>,
     pub(super) started: Instant,
     /// Kept open: the status matters most when no descriptor is free.
     pub(super) memory_use: Option<File>,
@@ -238,6 +240,7 @@ impl Service {
             kept: OnceLock::new(),
             restores: OnceLock::new(),
             policy: Mutex::new(Rank::Policy, Arc::default()),
+            draft_models: Mutex::new(Rank::DraftModels, Arc::default()),
             started: Instant::now(),
             memory_use: File::open("/proc/self/status").ok(),
             offer,
@@ -261,6 +264,15 @@ impl Service {
 
     pub(super) fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.policy.lock())
+    }
+
+    /// Replaces the names of draft models, for later requests.
+    pub fn set_draft_models(&self, models: DraftModels) {
+        *self.draft_models.lock() = Arc::new(models);
+    }
+
+    pub(super) fn draft_models(&self) -> Arc<DraftModels> {
+        Arc::clone(&self.draft_models.lock())
     }
 
     /// Limits of users.

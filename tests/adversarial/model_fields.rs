@@ -229,6 +229,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         scores: None,
         embedding: None,
         drafts: 0,
+        draft_model: None,
         alike: 0,
         model: Arc::clone(model),
         prompt,

@@ -181,6 +181,7 @@ impl Rig {
             scores: None,
             embedding: None,
             drafts: 0,
+            draft_model: None,
             alike: 0,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),

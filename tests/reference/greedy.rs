@@ -83,6 +83,7 @@ impl Rig {
             scores: None,
             embedding: None,
             drafts: 0,
+            draft_model: None,
             alike: 0,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),

@@ -18,6 +18,7 @@ mod descriptors;
 mod device;
 mod device_memory;
 mod disks;
+mod draft_models;
 mod drafts;
 mod embeddings;
 mod encoders;

@@ -1,4 +1,5 @@
-//! Compiled constraints that are kept: those used last, up to a bound of bytes.
+//! Compiled constraints that are kept: those used last, up to a bound of bytes. Each user has its own: the time of an answer would
+//! tell otherwise that somebody else asked for such a form.
 
 use std::collections::HashMap;
 
@@ -8,10 +9,10 @@ use sha2::{Digest, Sha256};
 use super::ConstraintSource;
 use crate::lock::{Mutex, Rank};
 
-/// The digest of a constraint's text.
+/// The digest of a constraint's text, and its user.
 pub(super) type Key = [u8; 32];
 
-/// Compiled constraints by the digest of their texts.
+/// Compiled constraints by user and the digest of their texts.
 pub(super) struct Cache {
     bytes_max: usize,
     kept: Mutex<Kept>,
@@ -77,9 +78,10 @@ impl Cache {
     }
 }
 
-/// The digest of a constraint's kind and text. A text of 64 KiB takes some 0.1 ms.
-pub(super) fn key(source: &ConstraintSource) -> Key {
+/// The digest of a user's constraint: its kind and text. A text of 64 KiB takes some 0.1 ms.
+pub(super) fn key(source: &ConstraintSource, uid: u32) -> Key {
     let mut digest = Sha256::new();
+    digest.update(uid.to_le_bytes());
     digest.update([source.kind as u8]);
     digest.update(source.text.as_bytes());
     digest.finalize().into()

@@ -1,8 +1,8 @@
 //! Constraints of answers: JSON schemas, regular expressions, and grammars in Lark's syntax or in GBNF.
 //!
 //! The crate `llguidance` compiles them and finds the tokens that may follow. Its table of a vocabulary is built once, with the
-//! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept by the digest of their texts. Constraints
-//! come from clients, so their size, memory and time are bounded.
+//! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept for their users. Constraints come from
+//! clients, so their size, memory and time are bounded.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, LazyLock};
@@ -127,8 +127,8 @@ impl ConstraintCompiler {
         Ok(Self { factory, cache: Cache::new(CACHE_BYTES), flights: Flights::new() })
     }
 
-    /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept or that another one compiles at this
-    /// moment. Compiling takes from 1 ms to 5 s, on a thread of its own with a large stack. It counts for that user until it ends.
+    /// A constraint at the beginning of its answer. It is compiled, or a copy of one that is kept for the user, or that another of its
+    /// requests compiles at this moment. Compiling takes from 1 ms to 5 s, on a thread of its own with a large stack. It counts for that user until it ends.
     ///
     /// # Errors
     /// [`ConstraintError`].
@@ -141,7 +141,7 @@ impl ConstraintCompiler {
         if bytes > limit {
             return Err(ConstraintError::TooLong { kind, bytes, limit });
         }
-        let key = cache::key(source);
+        let key = cache::key(source, taker.uid);
         let until = lock::now() + COMPILE_TIME_MAX;
         let too_slow = || ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() };
         let flight = loop {

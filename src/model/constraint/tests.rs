@@ -313,6 +313,17 @@ fn one_user_compiles_at_most_half_of_what_all_may() {
     compiler.compile(&source(ConstraintKind::Regex, "[k-p]{4}"), of(70_001)).unwrap();
 }
 
+#[test]
+fn nobody_learns_from_the_time_that_another_user_asked_for_a_form() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let wanted = source(ConstraintKind::Regex, "[q-t]{3}");
+    for (uid, kept) in [(70_004, 1), (70_004, 1), (70_005, 2)] {
+        compiler.compile(&wanted, Taker { uid, privileged: false }).unwrap();
+        assert_eq!(compiler.cache.size().0, kept, "forms kept after one of {uid}");
+    }
+}
+
 /// Programs that start together ask for one form together: more than one user may compile at once.
 #[test]
 fn a_constraint_that_many_ask_for_at_once_is_compiled_once() {

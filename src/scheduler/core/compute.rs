@@ -8,7 +8,7 @@ use crate::backend::{BackendError, Sampled};
 use crate::cache::Lookups;
 use crate::lock;
 use crate::model::ModelId;
-use crate::scheduler::masks::Masked;
+use crate::scheduler::masks::{Masked, SLOW, WAIT_ALONE};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::{StepPlan, Work};
 use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
@@ -237,9 +237,12 @@ impl Core {
             let scores: Result<Vec<Sampled>, _> = scores.into_iter().collect();
             let (mine, others) = last_rows.split_at_checked(work.embeds as usize * width).unwrap_or_default();
             last_rows = others;
-            let drawn = if work.samples { sampled.next().map(|(_, drawn)| drawn) } else { None };
+            let own = if work.samples { sampled.next() } else { None };
+            let (place, drawn) = own.unzip();
             let behind: Vec<(usize, Drawn)> = sampled.by_ref().take(work.drafts as usize).collect();
-            if work.samples && self.ended_by_constraint(work.id) {
+            // A missed row counts for nothing: its sequence computes it again.
+            let missed = place.is_some_and(|place| self.arrays.is_missed(place));
+            if missed || work.samples && self.ended_by_constraint(work.id) {
                 continue;
             }
             let (scores, token) = match scores.and_then(|scores| Ok((scores, drawn.transpose()?))) {
@@ -365,10 +368,10 @@ impl Core {
         if !self.masks.is_used() {
             return;
         }
-        let masked = self.schedule.views().filter_map(|view| {
-            let masking = view.sequence.answer.masking.as_deref()?;
-            Some((view.sequence.request.id, view.sequence.request.uid, masking))
-        });
+        let masked = self
+            .schedule
+            .views()
+            .filter_map(|view| Some((view.sequence.request.id, view.sequence.answer.masking.as_deref()?)));
         let late = self.masks.late(masked, now);
         self.schedule.set_late(late);
     }
@@ -376,6 +379,8 @@ impl Core {
     /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
     /// requests.
     fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
+        // The next turn's draft would take the room that is made now.
+        self.drop_drafters_of(step);
         match self.device.make_room_for_step(step, error, &mut self.schedule) {
             Ok(true) => {}
             Ok(false) => {
@@ -407,6 +412,8 @@ impl Paused {
     fn fill(&mut self, step: &StepPlan, schedule: &Schedule) {
         let stride = step.work.iter().map(|w| schedule.pages(w.id).len()).max().unwrap_or(0);
         self.arrays.clear(stride);
+        let several = step.work.iter().any(|work| work.uid != step.work[0].uid);
+        self.arrays.patience = if several { SLOW } else { WAIT_ALONE };
         for work in &step.work {
             if let Some(sequence) = schedule.get(work.id) {
                 let sample = |drafted| (sequence.sample_row(drafted), sequence.answer.masking.clone());

@@ -27,6 +27,7 @@ impl Core {
         for sequence in self.schedule.ids(|sequence| sequence.request.model == id) {
             self.fail(sequence, JobError::Model(Arc::clone(&error)));
         }
+        self.drop_drafters(id);
         // A load that continued would belong to a model that is not hosted.
         self.fail_loads(Some(id), &|| JobError::Model(Arc::clone(&error)));
         self.device.models.unloaded(id);
@@ -42,9 +43,10 @@ impl Core {
             _ => self.counters.sequences_failed += 1,
         }
         self.counters.reused_tokens += u64::from(sequence.reused.unwrap_or(0));
-        let model = sequence.request.model;
+        let drafting = sequence.drafter.as_ref().map(|drafter| drafter.model);
+        let models = [Some(sequence.request.model), drafting];
         self.ended.push((sequence, event)); // before the device is touched: a panic there must not swallow the event
-        self.device.models.ended(model, lock::now());
+        models.into_iter().flatten().for_each(|model| self.device.models.ended(model, lock::now()));
         self.release_freed();
     }
 

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::device::Device;
+use super::drafter::Drafter;
 use super::engine::Factory;
-use super::handle::Shared;
+use super::handle::{Facts, Shared};
 use super::masks::MaskPool;
 use super::paging::Paging;
 use super::rates::Rates;
@@ -31,6 +32,7 @@ use crate::model::ModelId;
 use crate::{aside, lock};
 
 mod compute;
+mod drafting;
 mod endings;
 mod loads;
 pub(super) mod orders;
@@ -211,7 +213,11 @@ impl Core {
         }
         let worked = admitted || ended || loaded || step.is_some();
         match step {
-            Some(step) => self.step(step),
+            Some(mut step) => {
+                if self.draft(&mut step) {
+                    self.step(step);
+                }
+            }
             None => self.masks.start(),
         }
         self.housekeep(now);
@@ -292,12 +298,24 @@ impl Core {
         let (page_bytes, state_bytes) = (facts.page_bytes(program), facts.state_bytes(program));
         self.device.enter(model, lock::now());
         self.device.models.begun(model.id);
-        let sequence = Sequence::of(job, page_bytes, state_bytes);
-        if let Some(masking) = &sequence.answer.masking {
-            self.masks.compute(masking, &[], &[]);
-            self.masks.start();
-        }
+        let mut sequence = Sequence::of(job, page_bytes, state_bytes);
+        sequence.drafter = self.drafter_of(&sequence, &facts);
         self.schedule.submit(sequence);
+    }
+
+    /// The draft model of a new sequence. Masks are made for the tokens of a draft while a step computes, so an answer of a given form
+    /// has none. Nor can a recurrent state take a refused token back.
+    fn drafter_of(&mut self, sequence: &Sequence, facts: &Facts) -> Option<Drafter> {
+        let Job { model, draft_model, .. } = &sequence.answer.job;
+        let wanted = sequence.request.drafts > 0 && sequence.answer.masking.is_none();
+        let drafting = draft_model.as_ref().filter(|drafting| wanted && drafting.id != model.id)?;
+        let program = &drafting.plan.program;
+        if facts.state_bytes(program) > 0 || program.encoder().is_some() {
+            return None;
+        }
+        self.device.enter(drafting, lock::now());
+        self.device.models.begun(drafting.id);
+        Some(Drafter::of(drafting, facts.page_bytes(program), model.plan.program.vocab()))
     }
 
     fn expire(&mut self, now: Instant) {
@@ -329,6 +347,13 @@ impl Core {
         if admission.admitted.is_empty() {
             return false;
         }
+        for id in &admission.admitted {
+            let masking = self.schedule.get(*id).and_then(|sequence| sequence.answer.masking.as_ref());
+            if let Some(masking) = masking.filter(|masking| masking.is_new()) {
+                self.masks.compute(masking, &[], &[]);
+            }
+        }
+        self.masks.start();
         let mut inbox = self.shared.inbox.lock();
         for id in &admission.admitted {
             // Its place in the queue is another one's now.

@@ -77,7 +77,8 @@ impl<A> Schedule<A> {
         if self.running.is_empty() {
             self.kv.set_room(None);
         }
-        while let Some((at, victims)) = self.next_admission(now) {
+        while let Some((at, victims)) = self.next_admission(now).or_else(|| self.admission_for_drafters(now))
+        {
             let Some(sequence) = self.dequeue(at) else { break };
             for id in victims {
                 admission.parked.extend(self.park(id, now));
@@ -88,8 +89,17 @@ impl<A> Schedule<A> {
         admission
     }
 
+    /// The next admission once draft models have no pages; `None` if they have none now.
+    fn admission_for_drafters(&mut self, now: Instant) -> Option<(usize, Vec<SequenceId>)> {
+        let waits = !self.queue.is_empty() && self.release_drafters(None);
+        waits.then(|| self.next_admission(now)).flatten()
+    }
+
     fn enter(&mut self, mut sequence: Sequence<A>, now: Instant) {
         self.kv.open(sequence.request.model, sequence.request.page_bytes);
+        if let Some(drafter) = &sequence.drafter {
+            self.kv.open(drafter.model, drafter.page_bytes);
+        }
         self.kv.open_states(sequence.request.model, sequence.request.state_bytes);
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);

@@ -28,13 +28,17 @@ const WEIGHTS_READS_ALONE: f64 = 30.0;
 const WEIGHTS_READS_WHOLE: f64 = 3.0;
 /// Users whose time is ahead still join a step with rows that make it this much longer than reading the weights alone.
 pub(super) const FREE_PART: f64 = 0.125;
-/// Rows of users that want more than another may make a step twice as long as if all wanted as little, or take this
-/// long: a shorter step would be mostly its own overhead.
-const EXCESS: f64 = 2.0;
+/// A step may be so many times as long as if all users wanted as little as one of them. Or it may take this long: a shorter one would
+/// be mostly its own overhead. With 2, a short answer took twice as long beside a user with many requests as beside one with a single
+/// request. All else that such a user does came on top.
+const EXCESS: f64 = 1.6;
 const EXCESS_LEAST: Duration = Duration::from_millis(1);
 /// A prompt that comes in may make a step so many times as long as its decoding sequences alone, or as long as this.
 pub(super) const MIXED: f64 = 2.0;
 const MIXED_LEAST: Duration = Duration::from_millis(10);
+/// The same where several users have work.
+const MIXED_OF_SEVERAL: f64 = EXCESS;
+const MIXED_LEAST_OF_SEVERAL: Duration = Duration::from_millis(6);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
 /// Rows of a contended model's first step.
@@ -186,7 +190,7 @@ impl<A> Schedule<A> {
             near.values_mut().for_each(|rows| *rows = (*rows).min(e.rows_in(turn)));
         }
         let cost = self.costs.get(&model);
-        let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding);
+        let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding, users > 1);
         let longer = crowd(answers.into_values());
         let goal = goal.map(|goal| Duration::try_from_secs_f64(goal.as_secs_f64() * longer).unwrap_or(goal));
         // One row of a prompt at least: without, no step would tell that prompts take less time now.
@@ -326,12 +330,21 @@ fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 
     e.rows_in(time.max(EXCESS_LEAST.as_secs_f64()))
 }
 
-/// The time of a step with so many decoding sequences, whoever's they are, and rows of prompts.
-fn mixed_goal(estimate: Option<Estimate>, measured: Option<f64>, decoding: u32) -> Option<Duration> {
+/// The time of a step with so many decoding sequences, whoever's they are, and rows of prompts. `several`: of several users.
+fn mixed_goal(
+    estimate: Option<Estimate>,
+    measured: Option<f64>,
+    decoding: u32,
+    several: bool,
+) -> Option<Duration> {
     let e = estimate.filter(|_| decoding > 0)?;
+    let (times, least) = match several {
+        true => (MIXED_OF_SEVERAL, MIXED_LEAST_OF_SEVERAL),
+        false => (MIXED, MIXED_LEAST),
+    };
     let estimated = e.fixed + e.row * f64::from(decoding);
-    let time = MIXED * measured.map_or(estimated, |measured| measured.min(estimated));
-    Some(Duration::try_from_secs_f64(time).unwrap_or(MIXED_LEAST).max(MIXED_LEAST))
+    let time = times * measured.map_or(estimated, |measured| measured.min(estimated));
+    Some(Duration::try_from_secs_f64(time).unwrap_or(least).max(least))
 }
 
 /// How many times as long such a step may be, because more of each user's sequences wait for their first token than decode.
@@ -375,12 +388,12 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_makes_anothers_step_twice_as_long_at_most() {
+    fn a_long_prompt_makes_anothers_step_little_longer() {
         let limit = |e, wanted: &[(u32, u32)]| excess_limit(Some(e), &wanted.iter().copied().collect());
         let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
-        // 14 ms for a row of each; 28 ms are the fixed 10 and nine rows.
-        assert_eq!(limit(e, &[(1, 1), (2, 500)]), 9);
-        assert_eq!(limit(e, &[(1, 8), (2, 500)]), 37);
+        // 14 ms for a row of each; 22.4 ms are the fixed 10 and six rows.
+        assert_eq!(limit(e, &[(1, 1), (2, 500)]), 6);
+        assert_eq!(limit(e, &[(1, 8), (2, 500)]), 28);
         assert_eq!(
             (limit(e, &[(1, 500)]), excess_limit(None, &BTreeMap::from([(1, 1), (2, 2)]))),
             (u32::MAX, u32::MAX)
@@ -392,11 +405,13 @@ mod tests {
     #[test]
     fn a_prompt_beside_answers_may_double_their_time() {
         let e = Some(Estimate { fixed: 0.010, row: 0.002, certain: true });
-        let goal = |measured, decoding| mixed_goal(e, measured, decoding).map(|goal| goal.as_millis());
-        assert_eq!((goal(None, 0), mixed_goal(None, None, 3)), (None, None));
+        let goal = |measured, decoding| mixed_goal(e, measured, decoding, false).map(|goal| goal.as_millis());
+        assert_eq!((goal(None, 0), mixed_goal(None, None, 3, false)), (None, None));
         assert_eq!((goal(None, 2), goal(None, 16)), (Some(28), Some(84)));
         assert_eq!((goal(Some(0.010), 2), goal(Some(0.100), 2)), (Some(20), Some(28)));
         assert_eq!(goal(Some(0.002), 2), Some(10), "the least");
+        let of_several = |measured| mixed_goal(e, measured, 2, true).map(|goal| goal.as_micros());
+        assert_eq!((of_several(None), of_several(Some(0.002))), (Some(22_400), Some(6_000)));
         let crowd = |users: &[(u32, u32)]| crowd(users.iter().copied());
         assert_eq!([crowd(&[(8, 8)]), crowd(&[(8, 56)]), crowd(&[])], [1.0, 7.0, 1.0]);
         assert_eq!(

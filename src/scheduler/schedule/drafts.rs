@@ -24,7 +24,8 @@ impl<A> Schedule<A> {
     pub(super) fn add_drafts(&mut self, model: ModelId, work: &mut [Work], now: Instant) {
         let drafts: BTreeMap<u32, u32> = (0u32..)
             .zip(&*work)
-            .filter_map(|(at, work)| Some((at, self.get(work.id)?.draft.ids().len() as u32)))
+            .filter_map(|(at, work)| Some((at, self.get(work.id)?)))
+            .map(|(at, sequence)| (at, sequence.draft.most().min(self.drafted_most(sequence))))
             .filter(|(_, drafted)| *drafted > 0)
             .collect();
         if drafts.is_empty() || work.iter().any(|work| !work.decode) {

@@ -1,10 +1,10 @@
 //! Gives the rows of a step their pages, and takes pages from sequences when none is left.
 //!
 //! A user that has as many bytes as one may hold takes them from its own sequences.
-//! Cached pages go first (`kv`). Then the youngest sequence of the user that holds most gives its pages up. It is parked,
-//! and goes on later where it was, from its tokens. Its pages are cached until others need them, so that it seldom
-//! computes all of them again. Of a user, those of the lowest priority give theirs up first. The oldest of the highest
-//! keeps its pages from all others of that user, so some sequence always ends.
+//! Cached pages go first (`kv`), and then those of draft models (`drafters`). Then the youngest sequence of the user that holds
+//! most gives its pages up. It is parked, and goes on later where it was, from its tokens. Its pages are cached until others need
+//! them, so that it seldom computes all of them again. Of a user, those of the lowest priority give theirs up first. The oldest of
+//! the highest keeps its pages from all others of that user, so some sequence always ends.
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -67,6 +67,9 @@ impl<A> Schedule<A> {
                 (false, true) => self.kv.take(model, uid),
                 (false, false) => self.kv.take_state(model, uid),
             };
+            if taken.is_none() && self.release_drafters(full.then_some(uid)) {
+                continue;
+            }
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
             if let Some(taken) = taken {
                 if needs_page {

@@ -9,38 +9,12 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::memory::Memory;
+pub use super::memory::page_bytes;
 use super::states::{States, words_of};
+pub use super::tokens::*;
 use crate::backend::*;
-use crate::program::{self, Op, Program, TensorId};
+use crate::program::{Op, Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
-
-/// FNV-1a over tokens and seed. With a seed that [`REPEATS`], seven of eight tokens are those of [`PERIOD`] before.
-pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
-    let words = tokens.iter().map(|&t| u64::from(t)).chain([seed]);
-    let hash = words.fold(0xcbf2_9ce4_8422_2325, |h: u64, w| (h ^ w).wrapping_mul(0x100_0000_01b3));
-    match tokens.len().checked_sub(PERIOD) {
-        Some(before) if seed & REPEATS > 0 && (hash >> 50) % 8 > 0 => tokens[before],
-        _ => ((hash >> 20) % vocab as u64) as u32,
-    }
-}
-
-/// Bit of the seeds of texts that repeat themselves.
-pub const REPEATS: u64 = 1 << 40;
-
-/// Tokens after which such a text repeats itself.
-pub const PERIOD: usize = 12;
-
-/// Bytes of a page on this device: more than its values, as on a device that pads and rounds.
-pub fn page_bytes(of: &Program) -> u64 {
-    let values = |state: &program::State| match *state {
-        program::State::Kv { heads, head_dim } => u64::from(heads * head_dim),
-        program::State::Recurrent { .. } => 0,
-    };
-    of.states().iter().map(values).sum::<u64>() * 1000
-}
-
-/// The logits of a sequence with this seed are not finite.
-pub const BROKEN_SEED: u64 = 0xbad;
 
 /// A fault that a test plants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +44,8 @@ struct State {
     /// Steps wait until this many are allowed.
     allowed: Option<u64>,
     steps: u64,
+    /// Rows of all steps.
+    rows: usize,
     /// The engine is blocked in `begin_step`.
     held: bool,
     /// Numbers of the drawn tokens.
@@ -91,16 +67,25 @@ struct State {
     pauses: u32,
     /// Recurrent states.
     states: States,
+    /// Models whose steps take a tenth of the time, and whether they draw other tokens now and then.
+    small: Vec<(Arc<Program>, bool)>,
     /// Time of a step and of each row, on the engine's own clock.
     step_times: Option<(Duration, Duration)>,
 }
 
 impl State {
-    /// Moves the clock of the engine's thread by the time of a step with so many rows, or starts it.
-    fn tell_time(&self, rows: Option<usize>) {
-        if let Some((step, row)) = self.step_times {
-            crate::lock::clock::advance(rows.map_or(Duration::ZERO, |rows| step + row * rows as u32));
-        }
+    /// Moves the clock of the engine's thread by the time of a slot's step with so many rows, or starts it.
+    fn tell_time(&self, of: Option<(ModelSlot, usize)>) {
+        let Some((step, row)) = self.step_times else { return };
+        crate::lock::clock::advance(of.map_or(Duration::ZERO, |(slot, rows)| {
+            (step + row * rows as u32) / if self.small(slot).is_some() { 10 } else { 1 }
+        }));
+    }
+
+    /// Whether a small model is wrong now and then; `None` for others.
+    fn small(&self, slot: ModelSlot) -> Option<bool> {
+        let (program, _) = self.slots.get(&slot.0)?;
+        self.small.iter().find(|(small, _)| Arc::ptr_eq(small, program)).map(|(_, wrong)| *wrong)
     }
 
     /// Gives memory to those of these pages that have none.
@@ -160,6 +145,11 @@ impl Control {
             drop(state);
             Ok(Box::new(Fake { control: control.clone(), step: None, suspended: Vec::new() }))
         }
+    }
+
+    /// Makes the steps of a model take a tenth of the time. If it is `wrong`, it draws other tokens now and then.
+    pub fn is_small(&self, program: &Arc<Program>, wrong: bool) {
+        self.0.0.lock().small.push((Arc::clone(program), wrong));
     }
 
     /// The device's memory.
@@ -240,6 +230,11 @@ impl Control {
     /// How often a step was suspended.
     pub fn suspensions(&self) -> usize {
         self.0.0.lock().suspensions
+    }
+
+    /// Rows of all steps so far.
+    pub fn rows(&self) -> usize {
+        self.0.0.lock().rows
     }
 
     /// Numbers of the tokens that were drawn, in order.
@@ -474,7 +469,8 @@ impl Backend for Fake {
         }
         state.held = false;
         state.steps += 1;
-        state.tell_time(Some(batch.token_ids.len()));
+        state.rows += batch.token_ids.len();
+        state.tell_time(Some((slot, batch.token_ids.len())));
         let (_, limits) = state.slots.get(&slot.0).expect("the slot is open");
         assert!(batch.token_ids.len() <= limits.rows && batch.logits_rows.len() <= limits.wanted_rows);
         assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);
@@ -583,7 +579,8 @@ impl Backend for Fake {
             if sample.seed == BROKEN_SEED {
                 return Err(BackendError::NotFinite);
             }
-            let id = next_token(&tokens, sample.seed, program.vocab());
+            let draw = if state.small(step.slot) == Some(true) { wrong_token } else { next_token };
+            let id = draw(&tokens, sample.seed, program.vocab());
             let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
             Ok(Sampled { id, logprob: -0.5, top, surprise: None })
         };

@@ -8,7 +8,17 @@ use parking_lot::Mutex;
 
 use crate::backend::hip::Arrival;
 use crate::backend::*;
+use crate::program::{self, Program};
 use crate::tensor::LazyTensor;
+
+/// Bytes of a page on this device: more than its values, as on a device that pads and rounds.
+pub fn page_bytes(of: &Program) -> u64 {
+    let values = |state: &program::State| match *state {
+        program::State::Kv { heads, head_dim } => u64::from(heads * head_dim),
+        program::State::Recurrent { .. } => 0,
+    };
+    of.states().iter().map(values).sum::<u64>() * 1000
+}
 
 /// The device's memory. Without a limit, weights are read in place.
 #[derive(Clone, Default)]

@@ -1,6 +1,7 @@
 //! Tests the engine on a fake device, with the header and vocabulary of a real model kept in the tree.
 
 mod control;
+mod drafters;
 mod drafts;
 mod fake;
 mod faults;
@@ -19,6 +20,7 @@ mod shift;
 mod states;
 mod swap;
 mod text;
+mod tokens;
 mod users;
 
 use std::path::{Path, PathBuf};
@@ -212,6 +214,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         scores: None,
         embedding: None,
         drafts: 0,
+        draft_model: None,
         alike: 0,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),

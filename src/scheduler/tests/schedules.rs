@@ -54,6 +54,8 @@ impl Planted {
 struct Schedule {
     rig: Rig,
     models: Vec<Arc<Model>>,
+    /// It drafts for others, and is wrong now and then.
+    wrong: Arc<Model>,
     random: Random,
     planted: Planted,
     /// Requests, and the tokens that they are to get.
@@ -69,6 +71,8 @@ impl Schedule {
         let control = if seed.is_multiple_of(4) { Control::recurrent() } else { Control::default() };
         let rig = Rig::with(control, EngineOptions { swap_bytes, ..EngineOptions::default() });
         let models: Vec<_> = (0..MODELS as u64).map(|n| open(10 + n, &kept_model())).collect();
+        let wrong = open(50, &kept_model());
+        rig.control.is_small(&wrong.plan.program, true);
         let all = models[0].plan.program.weight_bytes();
         // From too little room to stream a model, to more than enough for all models.
         rig.control.memory().limit(all / 3 + random.below(all * 3));
@@ -77,7 +81,16 @@ impl Schedule {
             rig.control.memory().count_pages();
         }
         let next_model = 100;
-        Self { rig, models, random, planted: Planted::default(), asked: vec![], loading: vec![], next_model }
+        Self {
+            rig,
+            models,
+            wrong,
+            random,
+            planted: Planted::default(),
+            asked: vec![],
+            loading: vec![],
+            next_model,
+        }
     }
 
     fn some_model(&mut self) -> usize {
@@ -97,6 +110,11 @@ impl Schedule {
                 job.model = model;
                 job.priority = self.random.below(3) as u8;
                 job.drafts = [0, 2, 16][self.random.below(3) as usize];
+                job.draft_model = match self.random.below(4) {
+                    0 => Some(Arc::clone(&self.models[self.random.below(MODELS as u64) as usize])),
+                    1 => Some(Arc::clone(&self.wrong)),
+                    _ => None,
+                };
                 job.sampling.seed |= if job.drafts > 0 { REPEATS } else { 0 };
                 self.asked.push((asked, expected_of(&prompt, tokens, job.sampling.seed)));
                 handle.submit(job).unwrap();
@@ -177,7 +195,7 @@ impl Schedule {
         assert!(matches, "{} bytes in the ledger, {} live", snapshot.device_bytes, memory.used());
         let by_model: u64 = snapshot.models.iter().map(|model| model.weight_bytes).sum();
         assert_eq!(by_model, snapshot.device_bytes, "the ledger matches the sum over models");
-        for model in &self.models {
+        for model in self.models.iter().chain([&self.wrong]) {
             handle.model_gone(model.id);
         }
         assert!(

@@ -512,7 +512,8 @@ fn late_sequences_stay_out_of_steps_while_other_users_can_run() {
     }
     assert_eq!(schedule.admit(now).admitted.len(), 3);
     let ids = |schedule: &mut Schedule<()>, late: &[u64]| {
-        schedule.set_late(late.iter().map(|id| SequenceId(*id)).collect());
+        let beside_others = late.iter().map(|id| SequenceId(*id)).collect();
+        schedule.set_late(Late { beside_others, ..Late::default() });
         let mut ids: Vec<u64> = step(schedule, now).1.into_iter().map(|(id, ..)| id).collect();
         ids.sort_unstable();
         ids
@@ -524,4 +525,9 @@ fn late_sequences_stay_out_of_steps_while_other_users_can_run() {
     assert_eq!(ids(&mut schedule, &[1, 2]), [1, 3], "another one of the same user does not count");
     schedule.remove(SequenceId(2));
     assert_eq!(ids(&mut schedule, &[1]), [1, 3]);
+    // Those that a step missed stay out in any case.
+    schedule.set_late(Late { missed: [SequenceId(1)].into(), ..Late::default() });
+    assert_eq!(step(&mut schedule, now).1.len(), 1);
+    schedule.set_late(Late { missed: [1, 3].map(SequenceId).into(), ..Late::default() });
+    assert!(schedule.next_step(now).is_none());
 }

@@ -25,7 +25,8 @@ use shape::{SHAPES, Tensor};
 
 const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.gguf\n  \
     cargo xtask synthetic 30B-A3B Q8_0 /tmp/experts.gguf && rocmforge-client load /tmp/experts.gguf\n  \
-    cargo xtask synthetic tiny F16 target/tiny.gguf";
+    cargo xtask synthetic tiny F16 target/tiny.gguf\n  \
+    cargo xtask synthetic 1B Q4_K_M /tmp/deep.gguf --silent-layers 112   # answers as 1B at eight times its price: for drafts";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -40,6 +41,9 @@ pub struct Args {
     /// Output file; an existing file is replaced once the new one is complete
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// So many layers more that change nothing, so that the model answers as the one without, at a higher price
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=500))]
+    silent_layers: u64,
 }
 
 fn shapes() -> impl TypedValueParser<Value = Shape> {
@@ -50,7 +54,8 @@ fn shapes() -> impl TypedValueParser<Value = Shape> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let Args { shape, mixture, file } = args;
+    let Args { mixture, file, .. } = args;
+    let shape = &args.shape.with_silent(args.silent_layers);
     let name = format!("{} {}", shape.name, mixture.name());
     let mut progress = Progress::new(&name, bytes(shape, *mixture));
     match write(file, shape, *mixture, |written| progress.at(written)) {
@@ -191,6 +196,21 @@ mod unit {
                 assert!((0.05..50.0).contains(&spread(&first)), "logits of up to {}", spread(&first));
                 assert_ne!(first, second);
             }
+        }
+    }
+
+    #[test]
+    fn silent_layers_cost_time_and_change_nothing() {
+        for shape in [TINY, shape("tiny-experts"), shape("tiny-recurrent")] {
+            let dir = tempfile::tempdir().expect("a folder");
+            let logits = [0, 4].map(|silent| {
+                let path = dir.path().join(format!("{silent}.gguf"));
+                write(&path, &shape.with_silent(silent), Mixture::Q4KM, |_| ()).expect("written");
+                let mut runner = Runner::open(&path, Isa::Portable, ActivationType::F32, KvType::F32);
+                assert_eq!(u64::from(runner.model.plan.program.layer_count()), 2 + silent);
+                runner.feed(&[1, 300, 301])
+            });
+            assert_eq!(logits[0], logits[1], "{}", shape.name);
         }
     }
 

@@ -26,6 +26,7 @@ impl Pools {
             let bytes = match fill {
                 Fill::Random => weights(dtype),
                 Fill::Ones => 1f32.to_le_bytes().repeat(POOL_BYTES / 4),
+                Fill::Zeros => vec![0; POOL_BYTES / dtype.block_bytes() * dtype.block_bytes()],
                 Fill::Negative => (-0.1f32).to_le_bytes().repeat(POOL_BYTES / 4),
             };
             self.0.push(Pool { dtype, fill, bytes });

@@ -24,6 +24,15 @@ pub struct Shape {
     has_head_norms: bool,
     experts: Option<Experts>,
     delta: Option<Delta>,
+    /// So many layers more that change nothing: the same answers at a higher price.
+    silent: u64,
+}
+
+impl Shape {
+    /// The same with so many layers more that change nothing.
+    pub fn with_silent(self, silent: u64) -> Self {
+        Self { silent, ..self }
+    }
 }
 
 /// Gated delta rules in all but each `interval`-th layer, whose attention then has a gate.
@@ -71,6 +80,7 @@ pub const LARGE: Shape = Shape {
     has_head_norms: false,
     experts: None,
     delta: None,
+    silent: 0,
 };
 
 /// Llama 3.2 1B.
@@ -94,6 +104,7 @@ const EXPERTS: Shape = Shape {
     has_head_norms: true,
     experts: Some(Experts { count: 128, used: 8, ffn: 768 }),
     delta: None,
+    silent: 0,
 };
 
 /// Qwen3.5 4B: three of four layers have a gated delta rule.
@@ -111,6 +122,7 @@ const RECURRENT: Shape = Shape {
     has_head_norms: true,
     experts: None,
     delta: Some(Delta { interval: 4, taps: 4, keys: 16, values: 32, dim: 128 }),
+    silent: 0,
 };
 
 /// For a CPU look-alike of a GPU.
@@ -147,6 +159,7 @@ const TINY_RECURRENT: Shape = Shape {
     architecture: "qwen35",
     has_head_norms: true,
     delta: Some(Delta { interval: 2, taps: 4, keys: 2, values: 4, dim: 64 }),
+    silent: 0,
     ..TINY
 };
 
@@ -204,6 +217,8 @@ pub enum Fill {
     Ones,
     /// Of the rates of delta rules: a state must decay.
     Negative,
+    /// Of what a layer adds, if it changes nothing.
+    Zeros,
 }
 
 impl Tensor {
@@ -237,14 +252,16 @@ pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
         tensor("output_norm.weight", &[hidden], DType::F32),
         tensor("output.weight", &[hidden, vocab], finer),
     ];
-    for layer in 0..layers {
+    for layer in 0..layers + shape.silent {
         // As llama.cpp: finer types in the first eighth, the last eighth, and every third layer between.
         let is_finer = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
         let some = if is_finer { finer } else { most };
         let rows = roles(shape, layer, most, some);
         all.extend(rows.iter().map(|(role, dims, dtype)| {
             let suffix = if ["ssm_a", "ssm_dt.bias"].contains(role) { "" } else { ".weight" };
-            tensor(&format!("blk.{layer}.{role}{suffix}"), dims, *dtype)
+            let row = tensor(&format!("blk.{layer}.{role}{suffix}"), dims, *dtype);
+            let silent = layer >= layers && ADDING.contains(role);
+            if silent { Tensor { fill: Fill::Zeros, ..row } } else { row }
         }));
     }
     all
@@ -276,6 +293,9 @@ fn roles(shape: &Shape, layer: u64, most: DType, some: DType) -> Vec<Role> {
     }
     rows
 }
+
+/// The tensors that make what a layer adds.
+const ADDING: [&str; 4] = ["attn_output", "ssm_out", "ffn_down", "ffn_down_exps"];
 
 /// A tensor's name in its layer, its dimensions and its type.
 type Role = (&'static str, Vec<u64>, DType);
@@ -338,7 +358,7 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     let numbers = [
         ("context_length", 131_072),
         ("embedding_length", shape.hidden),
-        ("block_count", shape.layers),
+        ("block_count", shape.layers + shape.silent),
         ("feed_forward_length", shape.ffn),
         ("rope.dimension_count", turned),
         ("attention.head_count", shape.heads),
