@@ -115,7 +115,7 @@ pub struct UserArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     pub median: Duration,
-    /// The slowest but one in a hundred.
+    /// The 99th percentile: of a hundred times, the slowest but one.
     pub worst: Duration,
     /// Requests that were refused or failed.
     pub failed: u32,
@@ -124,7 +124,7 @@ pub struct Times {
 impl Times {
     fn of(mut times: Vec<Duration>, failed: u32) -> Self {
         times.sort();
-        let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1)));
+        let at = |part: usize| times.get((times.len() * part).div_ceil(100).saturating_sub(1));
         let or_worst = |time: Option<&Duration>| time.copied().unwrap_or(Duration::MAX);
         Self { median: or_worst(at(50)), worst: or_worst(at(99)), failed }
     }
