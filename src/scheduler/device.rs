@@ -119,7 +119,7 @@ impl Device {
     /// Drops cached KV pages for so many bytes of a model's weights, as far as weights of other models would go otherwise.
     /// Each step of these needs all their weights; a cached page serves only a prompt that begins as an earlier one. A
     /// model larger than the room of all these streams in any case: then pages stay that would only make its share larger.
-    pub fn spare_others(&mut self, id: ModelId, need_bytes: u64, schedule: &mut Schedule) {
+    fn spare_others(&mut self, id: ModelId, need_bytes: u64, schedule: &mut Schedule) {
         let cached_bytes = schedule.page_sums().cached_bytes;
         if cached_bytes == 0 {
             return;
@@ -136,8 +136,16 @@ impl Device {
         self.release_freed(schedule);
     }
 
+    /// Before a step: drops cached KV pages for weights of the model that are not there. See [`Device::spare_others`].
+    pub fn make_way_for(&mut self, id: ModelId, facts: &Facts, schedule: &mut Schedule) {
+        if !self.residency.has_all(id) {
+            let missing = self.missing_bytes(id, facts, schedule);
+            self.spare_others(id, missing, schedule);
+        }
+    }
+
     /// Device bytes of a model's weights that are not there, and of KV pages that have no memory yet.
-    pub fn missing_bytes(&mut self, id: ModelId, facts: &Facts, schedule: &Schedule) -> u64 {
+    fn missing_bytes(&mut self, id: ModelId, facts: &Facts, schedule: &Schedule) -> u64 {
         let weights = self.residency.missing_bytes(id, |tensor| facts.weight_bytes(tensor));
         let pages = schedule.kv().used_bytes().saturating_sub(self.backend.memory().kv);
         weights.saturating_add(pages)

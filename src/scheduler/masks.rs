@@ -183,6 +183,8 @@ impl Masking {
 
     /// Computes what may follow, and what may follow drafted tokens. Tells `wake` where the engine does not wait for it.
     fn compute(&self, wake: &Wake) {
+        #[cfg(test)]
+        super::tests::masks::held::wait(self.uid);
         let begun = thread_time();
         let (constraint, tokens, last, ahead, turn, spare) = {
             let mut state = self.state.lock();

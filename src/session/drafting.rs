@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rocmforge_client::wire::ErrorCode;
 
 use super::Call;
-use super::error::failure;
+use super::error::{Failure, failure};
 use crate::backend::BackendError;
 use crate::model::Model;
 use crate::model::store::Lease;
@@ -24,22 +24,21 @@ pub type DraftModels = BTreeMap<String, String>;
 pub(super) async fn model_for(call: &Call, name: &str, model: &Arc<Model>) -> Option<Lease> {
     let service = call.service();
     let drafting = service.draft_models().get(name)?.clone();
-    if let Some(lease) = service.store.acquire_now(call.peer().uid, &drafting)
-        && let Some(fits) = model.known_to_share_ids(lease.model())
-    {
-        return Some(lease).filter(|lease| fits && lease.model().id != model.id);
+    let found = match service.store.acquire_now(call.peer().uid, &drafting) {
+        Some(lease) if model.known_to_share_ids(lease.model()).is_some() => checked(model, lease, call),
+        _ => {
+            let (model, asked) = (Arc::clone(model), drafting.clone());
+            call.blocking(move |call| checked(&model, call.acquire(&asked)?.0, call)).await
+        }
+    };
+    found.inspect_err(|error| tracing::debug!(name, drafting, error = error.message, "no draft model")).ok()
+}
+
+fn checked(model: &Model, drafting: Lease, call: &Call) -> Result<Lease, Failure> {
+    match check(model, drafting.model(), &call.service().engine) {
+        Ok(()) => Ok(drafting),
+        Err(error) => Err(failure(ErrorCode::ModelUnsupported, &error.to_string())),
     }
-    let (of, asked) = (Arc::clone(model), drafting.clone());
-    let found = call.blocking(move |call| {
-        let (lease, _) = call.acquire(&asked)?;
-        let fits = check(&of, lease.model(), &call.service().engine);
-        fits.map_err(|error| failure(ErrorCode::ModelUnsupported, &error.to_string()))?;
-        Ok(lease)
-    });
-    found
-        .await
-        .inspect_err(|error| tracing::debug!(name, drafting, error = error.message, "no draft model"))
-        .ok()
 }
 
 /// Why a model cannot draft for another one.
@@ -54,6 +53,9 @@ pub enum DraftRefused {
     /// It is the model itself.
     #[error("it is the model itself")]
     Itself,
+    /// One of them has a state that refused tokens cannot be taken out of.
+    #[error("recurrent layers cannot take a refused token back, and one of the two models has some")]
+    Recurrent,
     /// The device does not compute it.
     #[error(transparent)]
     Unsupported(#[from] BackendError),
@@ -67,6 +69,9 @@ pub fn check(model: &Model, drafting: &Model, engine: &EngineHandle) -> Result<(
     match () {
         () if model.id == drafting.id => Err(DraftRefused::Itself),
         () if drafting.plan.program.encoder().is_some() => Err(DraftRefused::Encoder),
+        () if [model, drafting].iter().any(|model| model.plan.program.is_recurrent()) => {
+            Err(DraftRefused::Recurrent)
+        }
         () if !model.shares_ids(drafting) => Err(DraftRefused::Ids),
         () => Ok(engine.check_model(drafting)?),
     }

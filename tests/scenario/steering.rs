@@ -65,25 +65,6 @@ fn answers_have_the_form_that_was_asked_for_and_end_when_it_is_complete() {
     rig.assert_serves();
 }
 
-/// The engine waited for the masks of all sequences of a step, for seconds. This was found by an attack: one user stopped all others.
-#[test]
-fn a_costly_form_makes_only_its_own_requests_wait() {
-    let mut rig = Rig::start();
-    let connection = Connection::connect(&rig.options()).unwrap();
-    // Each rule may begin with two of the next one, so the tokens that may follow take a tenth of a second.
-    let rules: String = (1..400).map(|i| format!("a{i}: a{0}? a{0}? | \"x\"?\n", i + 1)).collect();
-    let grammar = AnswerForm::new(FormKind::Lark, &format!("start: a1*\n{rules}a400: \"y\"?\n"));
-    let costly = |seed| connection.generate(&story(8, seed).with_form(&grammar)).unwrap();
-    let costly: Vec<_> = (0..20).map(costly).collect();
-    rig.eventually("they run", |status| status.devices[0].sequences_running >= 5);
-    for seed in 0..3 {
-        let request = GenerateRequest { timeout_ms: 4000, ignore_eog: true, ..story(8, seed) };
-        assert_eq!(ask(&rig.client(), &request).0.ids.len(), 8);
-    }
-    drop(costly);
-    rig.assert_serves();
-}
-
 #[test]
 fn an_answer_that_is_complete_with_its_last_token_did_not_run_out_of_tokens() {
     let rig = Rig::start();

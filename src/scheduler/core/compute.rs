@@ -8,6 +8,7 @@ use crate::backend::{BackendError, Sampled};
 use crate::cache::Lookups;
 use crate::lock;
 use crate::model::ModelId;
+use crate::scheduler::handle::Shared;
 use crate::scheduler::masks::{Masked, SLOW, WAIT_ALONE};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::{StepPlan, Work};
@@ -136,10 +137,7 @@ impl Core {
             self.device.residency.forget_handles(step.model); // so that the step names its experts once more
         }
         if !step.resumed {
-            if !self.device.residency.has_all(step.model) {
-                let missing = self.device.missing_bytes(step.model, &facts, &self.schedule);
-                self.device.spare_others(step.model, missing, &mut self.schedule);
-            }
+            self.device.make_way_for(step.model, &facts, &mut self.schedule);
             paused.fill(step, &self.schedule);
             self.device.copy_pages(slot, step, &mut self.schedule)?;
         }
@@ -150,11 +148,7 @@ impl Core {
         // A GPU computes for milliseconds, in which masks come. Before, their threads slow its launches down.
         let masks = &mut self.masks;
         let mut launched = || masks.start();
-        let given_up = || {
-            let inbox = shared.inbox.lock();
-            let unwanted = |id| inbox.cancels.contains(&id) || schedule.get(id).is_none_or(|s| s.is_deaf());
-            inbox.stop || step.work.iter().all(|work| unwanted(work.id))
-        };
+        let given_up = || is_given_up(shared, schedule, step);
         let is_due = || {
             let time = lock::now() - begun;
             time >= SLICE && (schedule.is_due(step, time) || shared.inbox.lock().pending())
@@ -394,6 +388,13 @@ impl Core {
             Err(lost) => self.replace_device(&lost),
         }
     }
+}
+
+/// True if the engine stops, or no client wants the step any more.
+pub(super) fn is_given_up(shared: &Shared, schedule: &Schedule, step: &StepPlan) -> bool {
+    let inbox = shared.inbox.lock();
+    let unwanted = |id| inbox.cancels.contains(&id) || schedule.get(id).is_none_or(|s| s.is_deaf());
+    inbox.stop || step.work.iter().all(|work| unwanted(work.id))
 }
 
 impl Paused {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Core;
+use super::compute::is_given_up;
 use crate::backend::{BackendError, Sampled};
 use crate::lock;
 use crate::model::{Model, ModelId};
@@ -24,6 +25,8 @@ enum Round {
     None,
     /// The draft model is of no use, for this reason.
     Failed(String),
+    /// The device has no room for it.
+    NoRoom,
     /// The device is lost.
     Lost(BackendError),
 }
@@ -45,6 +48,7 @@ impl Core {
                     tracing::warn!(model = model.0, why, "requests go on without their draft model");
                     self.drop_drafters(model);
                 }
+                Round::NoRoom => self.drop_drafters_for_room(model),
                 Round::Drawn(_) | Round::None => {}
             }
         }
@@ -64,13 +68,13 @@ impl Core {
     pub(super) fn drop_drafters_of(&mut self, step: &StepPlan) {
         let drafter = |id| Some(self.schedule.get(id)?.drafter.as_ref()?.model);
         let models: BTreeSet<ModelId> = step.work.iter().filter_map(|work| drafter(work.id)).collect();
-        for model in models {
-            tracing::debug!(
-                model = model.0,
-                "requests go on without their draft model: the device has no room"
-            );
-            self.drop_drafters(model);
-        }
+        models.into_iter().for_each(|model| self.drop_drafters_for_room(model));
+    }
+
+    /// Takes a draft model from all sequences because memory is short, which any user's requests may bring about again and again.
+    fn drop_drafters_for_room(&mut self, model: ModelId) {
+        tracing::debug!(model = model.0, "requests go on without their draft model: the device has no room");
+        self.drop_drafters(model);
     }
 
     /// Rounds of one draft model, until no sequence of the step wants more of it. Returns the last one.
@@ -146,6 +150,7 @@ impl Core {
             Ok(Ran::Suspended(_) | Ran::Waits(_)) | Err(BackendError::GivenUp) => Round::None,
             Ok(Ran::Unreadable(error)) => Round::Failed(error.to_string()),
             Err(error @ BackendError::DeviceLost { .. }) => Round::Lost(error),
+            Err(error) if error.is_out_of_memory() => Round::NoRoom,
             Err(error) => Round::Failed(error.to_string()),
         }
     }
@@ -160,17 +165,10 @@ impl Core {
         if in_place && self.paging.begin(model) {
             self.device.residency.forget_handles(model.id); // so that the step names its experts once more
         }
-        if !self.device.residency.has_all(model.id) {
-            let missing = self.device.missing_bytes(model.id, &facts, &self.schedule);
-            self.device.spare_others(model.id, missing, &mut self.schedule);
-        }
+        self.device.make_way_for(model.id, &facts, &mut self.schedule);
         fill(&mut self.arrays, round, &self.schedule);
         let (shared, schedule) = (&self.shared, &self.schedule);
-        let given_up = || {
-            let inbox = shared.inbox.lock();
-            let unwanted = |id| inbox.cancels.contains(&id) || schedule.get(id).is_none_or(|s| s.is_deaf());
-            inbox.stop || round.work.iter().all(|work| unwanted(work.id))
-        };
+        let given_up = || is_given_up(shared, schedule, round);
         let device = StepDevice {
             backend: self.device.backend.as_mut(),
             residency: &mut self.device.residency,

@@ -1,6 +1,7 @@
 //! Draft models change no token, whatever they draft, and whoever needs their pages, their weights or their file.
 
-use super::fake::{Fault, page_bytes};
+use super::drafts::{assert_all_happened, crowd, with_pages};
+use super::fake::Fault;
 use super::*;
 
 /// An engine on which one model drafts for another. A step takes 8 ms, and 0.1 ms a row.
@@ -112,11 +113,26 @@ fn a_draft_model_loads_when_it_first_drafts_and_computes_a_known_prompt_once() {
 }
 
 #[test]
-fn answers_of_a_given_form_and_recurrent_models_do_without() {
-    let drafting = Drafting {
-        rig: Rig::with(Control::recurrent(), EngineOptions::default()),
-        draft: open(2, &kept_model()),
+fn a_shift_of_the_context_drops_the_same_tokens_as_without() {
+    let answer = |drafts| {
+        let drafting = Drafting::wrong(EngineOptions::default());
+        let (mut job, asked) = drafting.job(&prompt(1, 40), 150, drafts);
+        (job.context_tokens, job.shift) = (96, Some(3));
+        drafting.rig.handle().submit(job).unwrap();
+        let Answer { ids, end, .. } = asked.finish();
+        let outcome = end.unwrap().unwrap();
+        drafting.assert_empty();
+        (ids, outcome.dropped_tokens, outcome.drafted_tokens > 0)
     };
+    let (ids, dropped, _) = answer(0);
+    assert!(dropped > 0);
+    assert_eq!(answer(7), (ids, dropped, true));
+}
+
+#[test]
+fn recurrent_models_do_without() {
+    let (rig, draft) = (Rig::with(Control::recurrent(), EngineOptions::default()), open(2, &kept_model()));
+    let drafting = Drafting { rig, draft };
     let answer = drafting.ask(&prompt(1, 40), 30, 8).finish();
     assert_eq!((answer.ids.clone(), answer.outcome().drafted_tokens), (expected(&prompt(1, 40), 30), 0));
     drafting.assert_empty();
@@ -124,20 +140,23 @@ fn answers_of_a_given_form_and_recurrent_models_do_without() {
 
 #[test]
 fn an_answer_goes_on_without_a_draft_model_that_fails() {
-    for fault in [Fault::FailInHead, Fault::FailInOpen] {
+    // The model itself is open and waits for its first step, or has made it and the draft model waits for its own.
+    for (fault, steps) in [(Fault::FailInOpen, 0), (Fault::FailInHead, 1)] {
         let drafting = Drafting::new(EngineOptions::default());
-        let text = prompt(1, 40);
-        let mut asked = drafting.ask(&text, 60, 4);
-        let mut ids = asked.take(1);
+        let text = prompt(1, 20); // one chunk: the draft model draws at once
+        drafting.rig.control.allow(steps);
+        let asked = drafting.ask(&text, 60, 4);
+        drafting.rig.control.wait_held();
         drafting.rig.control.fault(fault);
+        drafting.rig.control.release();
         let answer = asked.finish();
-        ids.extend(answer.ids);
-        // The fault may hit the model itself, whose request then fails with it.
-        assert_eq!(ids, expected(&text, ids.len()), "{fault:?}");
-        if let Some(Err(error)) = &answer.end {
-            assert!(matches!(error, JobError::Backend(_)), "{error}");
-        }
-        drop(drafting);
+        assert!(!drafting.rig.control.has_fault(), "{fault:?} did not happen");
+        assert_eq!(
+            (answer.ids.clone(), answer.outcome().drafted_tokens),
+            (expected(&text, 60), 0),
+            "{fault:?}"
+        );
+        drafting.assert_empty();
     }
 }
 
@@ -162,39 +181,12 @@ fn an_answer_goes_on_without_a_draft_model_whose_file_changed() {
 
 #[test]
 fn draft_models_beside_prefixes_cancels_and_few_pages_change_no_token() {
-    let page = page_bytes(&open(9, &kept_model()).plan.program);
-    let (mut drafted, mut accepted, mut parked) = (0, 0, 0);
-    for (seed, pages) in [(1, 1000), (2, 60), (3, 24), (4, 11)] {
-        let drafting = Drafting::wrong(EngineOptions {
-            sequences_max: Some(6),
-            rows_max: Some(48),
-            kv_budget_bytes: pages * page,
-            ..EngineOptions::default()
-        });
-        let mut asked = Vec::new();
-        for i in 0..120u32 {
-            let pick = (i * 7919 + seed * 104_729) % 1000;
-            let mut text = prompt(pick % 3, 12 + pick % 90);
-            text.extend(prompt(pick, pick % 5));
-            let count = 3 + pick % 60;
-            let (mut job, waits) = drafting.job(&text, count, [0, 2, 5, 32][pick as usize % 4]);
-            (job.uid, job.connection) = (1000 + (i / 8) % 2, u64::from(pick % 3));
-            if pick % 5 == 0 {
-                (job.context_tokens, job.shift) = (4096, Some(2));
-            }
-            drafting.rig.handle().submit(job).unwrap();
-            asked.push((text, count, waits));
-            if i % 5 == 4 {
-                drafting.rig.handle().cancel(asked[(pick as usize * 13) % asked.len()].2.id);
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        finish_all(asked, 7);
-        let counters = drafting.rig.handle().snapshot().counters;
-        drafted += counters.drafted_tokens;
-        accepted += counters.accepted_tokens;
-        parked += counters.sequences_parked;
+    let crowds = [(1, 1000), (2, 60), (3, 24), (4, 11)].map(|(number, pages)| {
+        let drafting = Drafting::wrong(with_pages(pages));
+        let job = |text: &[u32], count, drafts| drafting.job(text, count, drafts);
+        let counters = crowd(&drafting.rig, number, 7, job);
         drafting.assert_empty();
-    }
-    assert!(accepted > 50 && drafted > accepted && parked > 0, "{accepted} of {drafted}, {parked} parked");
+        counters
+    });
+    assert_all_happened(&crowds);
 }

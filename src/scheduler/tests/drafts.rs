@@ -117,38 +117,58 @@ fn a_step_with_a_draft_costs_one_credit() {
     assert_eq!(ids, expected_of(&prompt(1, 40), 100, SEED));
 }
 
+/// Six places, and KV cache for so many pages.
+pub(super) fn with_pages(pages: u64) -> EngineOptions {
+    EngineOptions {
+        sequences_max: Some(6),
+        rows_max: Some(48),
+        kv_budget_bytes: pages * page_bytes(&open(9, &kept_model()).plan.program),
+        ..EngineOptions::default()
+    }
+}
+
+/// Two users ask for 120 answers to texts that begin alike, and cancel some. `job` makes a request for so many tokens, with so many
+/// drafts. Each answer has the tokens of its seed. Returns the engine's counters.
+pub(super) fn crowd(
+    rig: &Rig,
+    number: u32,
+    seed: u64,
+    job: impl Fn(&[u32], u32, u32) -> (Job, Asked),
+) -> Counters {
+    let mut asked = Vec::new();
+    for i in 0..120u32 {
+        let pick = (i * 7919 + number * 104_729) % 1000;
+        let mut text = prompt(pick % 3, PERIOD as u32 + pick % 90);
+        text.extend(prompt(pick, pick % 5));
+        let count = 3 + pick % 60;
+        let (mut job, waits) = job(&text, count, [0, 2, 5, 32][pick as usize % 4]);
+        (job.uid, job.connection) = (1000 + (i / 8) % 2, u64::from(pick % 3));
+        rig.handle().submit(job).unwrap();
+        asked.push((text, count, waits));
+        if i % 5 == 4 {
+            rig.handle().cancel(asked[(pick as usize * 13) % asked.len()].2.id);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    finish_all(asked, seed);
+    rig.handle().snapshot().counters
+}
+
+/// Some drafts of these crowds were refused and some not, and sequences lost their pages.
+pub(super) fn assert_all_happened(crowds: &[Counters]) {
+    let sum = |of: fn(&Counters) -> u64| crowds.iter().map(of).sum::<u64>();
+    let (drafted, accepted) = (sum(|c| c.drafted_tokens), sum(|c| c.accepted_tokens));
+    let parked = sum(|c| c.sequences_parked);
+    assert!(accepted > 50 && drafted > accepted && parked > 0, "{accepted} of {drafted}, {parked} parked");
+}
+
 #[test]
 fn drafts_beside_prefixes_cancels_and_few_pages_change_no_token() {
-    let page = page_bytes(&open(9, &kept_model()).plan.program);
-    let (mut drafted, mut accepted, mut parked) = (0, 0, 0);
-    for (seed, pages) in [(1, 1000), (2, 40), (3, 16), (4, 11)] {
-        let rig = Rig::timed(EngineOptions {
-            sequences_max: Some(6),
-            rows_max: Some(48),
-            kv_budget_bytes: pages * page,
-            ..EngineOptions::default()
-        });
-        let mut asked = Vec::new();
-        for i in 0..120u32 {
-            let pick = (i * 7919 + seed * 104_729) % 1000;
-            let mut text = prompt(pick % 3, PERIOD as u32 + pick % 90);
-            text.extend(prompt(pick, pick % 5));
-            let count = 3 + pick % 60;
-            let (mut job, waits) = rig.drafting(&text, count, [0, 2, 5, 32][pick as usize % 4]);
-            (job.uid, job.connection) = (1000 + (i / 8) % 2, u64::from(pick % 3));
-            rig.handle().submit(job).unwrap();
-            asked.push((text, count, waits));
-            if i % 5 == 4 {
-                rig.handle().cancel(asked[(pick as usize * 13) % asked.len()].2.id);
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        finish_all(asked, SEED);
-        let counters = rig.handle().snapshot().counters;
-        drafted += counters.drafted_tokens;
-        accepted += counters.accepted_tokens;
-        parked += counters.sequences_parked;
+    let crowds = [(1, 1000), (2, 40), (3, 16), (4, 11)].map(|(number, pages)| {
+        let rig = Rig::timed(with_pages(pages));
+        let counters = crowd(&rig, number, SEED, |text, count, drafts| rig.drafting(text, count, drafts));
         rig.assert_empty();
-    }
-    assert!(accepted > 50 && drafted > accepted && parked > 0, "{accepted} of {drafted}, {parked} parked");
+        counters
+    });
+    assert_all_happened(&crowds);
 }

@@ -7,6 +7,7 @@ mod fake;
 mod faults;
 #[cfg(feature = "loom")]
 mod interleavings;
+pub mod masks;
 mod memory;
 mod outgrown;
 mod paging;
