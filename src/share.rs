@@ -27,8 +27,6 @@ struct State {
     total: u64,
     /// Sum of `uids`.
     held: u64,
-    /// Sum of everything that was ever given back; wraps around.
-    returned: u64,
     /// Users that hold something.
     uids: HashMap<u32, u64>,
 }
@@ -134,7 +132,7 @@ impl Refusal {
 impl Shares {
     /// `total` for all users.
     pub fn new(total: u64) -> Arc<Self> {
-        let state = State { total, held: 0, returned: 0, uids: HashMap::new() };
+        let state = State { total, held: 0, uids: HashMap::new() };
         Arc::new(Self { state: Mutex::new(Rank::Shares, state) })
     }
 
@@ -163,11 +161,6 @@ impl Shares {
     /// The amount that all users hold.
     pub fn held(&self) -> u64 {
         self.state.lock().held
-    }
-
-    /// Everything that was ever given back, modulo 2^64.
-    pub fn returned(&self) -> u64 {
-        self.state.lock().returned
     }
 
     /// The amount of each user that holds anything.
@@ -210,7 +203,6 @@ impl State {
 
     fn give_back(&mut self, uid: u32, amount: u64) {
         self.held = self.held.saturating_sub(amount);
-        self.returned = self.returned.wrapping_add(amount);
         if let Some(own) = self.uids.get_mut(&uid) {
             *own = own.saturating_sub(amount);
             if *own == 0 {
@@ -396,6 +388,6 @@ mod tests {
         assert!(charge.grow(0).is_ok(), "nothing more is not refused when the share shrank");
         drop(charge);
         let state = shares.state.lock();
-        assert_eq!((state.held, state.uids.len(), state.returned), (0, 0, 35));
+        assert_eq!((state.held, state.uids.len()), (0, 0));
     }
 }

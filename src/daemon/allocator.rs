@@ -40,15 +40,15 @@ pub fn trim() {
     }
 }
 
-/// Bytes of the heap's free blocks, also where the system has their pages back. Walks the lists of free blocks, which other
-/// threads' allocations wait for: less than a millisecond. 0 with another C library.
-pub fn free_bytes() -> u64 {
+/// Bytes of the heap's free blocks, also where the system has their pages back, and of blocks in use. Walks the lists of free
+/// blocks, which other threads' allocations wait for: less than a millisecond. Zeros with another C library.
+pub fn bytes() -> (u64, u64) {
     #[cfg(target_env = "gnu")]
     {
         // SAFETY: mallinfo2(3) takes nothing and reads the allocator's own counts, under its locks.
         let counts = unsafe { libc::mallinfo2() };
-        counts.fordblks as u64
+        (counts.fordblks as u64, counts.uordblks.saturating_add(counts.hblkhd) as u64)
     }
     #[cfg(not(target_env = "gnu"))]
-    0
+    (0, 0)
 }

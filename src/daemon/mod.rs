@@ -212,9 +212,7 @@ impl Daemon {
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
-        let (requests, headers) = (Arc::clone(&service), Arc::clone(store.headers()));
-        let freed = move || requests.budget.returned_bytes().wrapping_add(headers.returned());
-        let _trimmer = trim::Trimmer::start(freed)
+        let _trimmer = trim::Trimmer::start()
             .inspect_err(|error| tracing::warn!("freed memory may stay with the daemon: no thread: {error}"))
             .ok();
         // Runs in the background while clients are answered.

@@ -1,8 +1,8 @@
 //! One step: runs a batch of rows through the parts of one model's program.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::masks::{Masked, Masking, WAIT_ALONE};
@@ -32,8 +32,9 @@ pub(super) struct StepArrays {
     /// Rows whose last layer is wanted, in rising order.
     last_rows: Vec<Range<u32>>,
     samples: Vec<SampleRow>,
-    /// Beside each of `samples`, what limits its tokens, and how many drafted ones are before it.
-    maskings: Vec<Option<(Arc<Masking>, u32)>>,
+    /// Beside each of `samples`, what limits its tokens, and how many drafted ones are before it. The sequences own it. Held here
+    /// until the next step, the constraints of a step took up to 200 MiB after their answers had ended.
+    maskings: Vec<Option<(Weak<Masking>, u32)>>,
     /// Places in `samples` whose masks did not come in time.
     missed: Vec<usize>,
     /// How long the step waits for masks.
@@ -89,7 +90,7 @@ impl StepArrays {
                 self.logits_rows.push(end - 1 - work.drafts + place);
                 let (row, masking) = sample(place);
                 self.samples.push(row);
-                self.maskings.push(masking.map(|masking| (masking, place)));
+                self.maskings.push(masking.map(|masking| (Arc::downgrade(&masking), place)));
             }
         }
     }
@@ -127,8 +128,9 @@ impl StepArrays {
     fn take_masks(&mut self) {
         let until = lock::now() + self.patience;
         for (at, (row, masking)) in self.samples.iter_mut().zip(&self.maskings).enumerate() {
+            let masking = masking.as_ref().and_then(|(masking, place)| Some((masking.upgrade()?, *place)));
             row.mask = match masking {
-                None => None,
+                None => None, // no form, or the sequence ended
                 Some((masking, 0)) => match masking.wait_until(until) {
                     Some(Masked::Tokens(mask)) => Some(mask),
                     Some(Masked::Complete | Masked::Cut | Masked::Failed(_)) => None,
@@ -137,7 +139,7 @@ impl StepArrays {
                         None
                     }
                 },
-                Some((masking, place)) => masking.ahead(*place),
+                Some((masking, place)) => masking.ahead(place),
             };
         }
     }

@@ -104,11 +104,6 @@ impl Budget {
     pub(super) fn holdings(&self) -> [Vec<(u32, u64)>; 4] {
         [&self.requests, &self.answers, &self.descriptors, &self.open].map(|shares| shares.holdings())
     }
-
-    /// Bytes that were ever given back, modulo 2^64.
-    pub fn returned_bytes(&self) -> u64 {
-        self.requests.returned().wrapping_add(self.answers.returned())
-    }
 }
 
 impl UserBudget {
@@ -171,7 +166,6 @@ mod tests {
         assert!(!waits.is_finished());
         drop(held);
         assert!(waits.await.unwrap().is_ok());
-        assert_eq!(budget.returned_bytes(), (30 + 15 + 2) << 10);
         assert_eq!(other.descriptors(4).map(drop), Ok(()));
         assert!(other.descriptors(5).is_err());
         let open: Vec<Charge> = std::iter::from_fn(|| budget.open(54_321).ok()).collect();

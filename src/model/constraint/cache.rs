@@ -2,6 +2,7 @@
 //! tell otherwise that somebody else asked for such a form.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use llguidance::TokenParser;
 use sha2::{Digest, Sha256};
@@ -28,7 +29,7 @@ struct Kept {
 
 struct Entry {
     /// Never used itself, so that it stays at the beginning of its answer.
-    parser: TokenParser,
+    parser: Arc<TokenParser>,
     bytes: usize,
     used: u64,
 }
@@ -38,22 +39,21 @@ impl Cache {
         Self { bytes_max, kept: Mutex::new(Rank::Constraints, Kept::default()) }
     }
 
-    /// A copy of a constraint, with memory of its own.
-    pub fn get(&self, key: &Key) -> Option<TokenParser> {
+    /// A constraint that is kept.
+    pub fn get(&self, key: &Key) -> Option<Arc<TokenParser>> {
         let mut kept = self.kept.lock();
         kept.clock += 1;
         let clock = kept.clock;
         let entry = kept.entries.get_mut(key)?;
         entry.used = clock;
-        Some(entry.parser.deep_clone())
+        Some(Arc::clone(&entry.parser))
     }
 
     /// Keeps a constraint of about that many bytes, if it is not larger than the bound.
-    pub fn put(&self, key: Key, bytes: usize, parser: impl FnOnce() -> TokenParser) {
+    pub fn put(&self, key: Key, bytes: usize, parser: Arc<TokenParser>) {
         if bytes > self.bytes_max {
             return;
         }
-        let parser = parser();
         let mut kept = self.kept.lock();
         kept.clock += 1;
         let entry = Entry { parser, bytes, used: kept.clock };
@@ -68,6 +68,12 @@ impl Cache {
                 None => return,
             }
         }
+    }
+
+    /// Answers that follow a kept constraint.
+    #[cfg(test)]
+    pub fn followers(&self) -> usize {
+        self.kept.lock().entries.values().map(|entry| Arc::strong_count(&entry.parser) - 1).sum()
     }
 
     /// Number of constraints and their bytes.

@@ -580,7 +580,10 @@ impl Backend for Fake {
                 return Err(BackendError::NotFinite);
             }
             let draw = if state.small(step.slot) == Some(true) { wrong_token } else { next_token };
-            let id = draw(&tokens, sample.seed, program.vocab());
+            let vocab = program.vocab();
+            let drawn = draw(&tokens, sample.seed, vocab);
+            let allowed = |id: &u32| sample.mask.as_ref().is_none_or(|mask| mask.allows(*id));
+            let id = (drawn..vocab as u32).chain(0..drawn).find(allowed).expect("a mask allows a token");
             let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
             Ok(Sampled { id, logprob: -0.5, top, surprise: None })
         };
