@@ -253,6 +253,8 @@ struct Rules {
     now: Instant,
     /// Waiting sequences in order of arrival.
     waiting: Vec<SequenceId>,
+    /// Sequences that ever had a place.
+    entered: BTreeSet<SequenceId>,
     /// Sequences: request, credit, positions computed, tokens known. Includes those that still wait.
     admitted: Vec<(Request, u32, u32, u32)>,
     /// Consecutive turns that a model was passed over while it could run.
@@ -285,6 +287,7 @@ impl Rules {
             seed,
             now: Instant::now(),
             waiting: Vec::new(),
+            entered: BTreeSet::new(),
             admitted: Vec::new(),
             passed: BTreeMap::new(),
             next_id: 1,
@@ -313,13 +316,21 @@ impl Rules {
         self.admitted.push((request, credit, 0, prompt_tokens)); // `waiting` marks it until it is admitted
     }
 
+    /// The one to be admitted next. One that lost its place waits for credit first.
+    fn first_waiting(&self) -> Option<SequenceId> {
+        let credit = |id| self.admitted.iter().find(|s| s.0.id == id).map_or(0, |s| s.1);
+        self.waiting.iter().copied().find(|id| credit(*id) > 0 || !self.entered.contains(id))
+    }
+
     fn known(&mut self, id: SequenceId) -> &mut (Request, u32, u32, u32) {
         self.admitted.iter_mut().find(|s| s.0.id == id).expect("known")
     }
 
     fn admit(&mut self) {
         for id in self.schedule.admit(self.now).admitted {
-            assert_eq!(self.waiting.remove(0), id, "seed {}: first come, first served", self.seed);
+            assert_eq!(self.first_waiting(), Some(id), "seed {}: first come, first served", self.seed);
+            self.waiting.retain(|waiting| *waiting != id);
+            self.entered.insert(id);
             // It goes on with those of its pages that nobody needed meanwhile.
             let computed = self.schedule.get(id).expect("live").computed;
             let (seed, sequence) = (self.seed, self.known(id));
@@ -335,8 +346,8 @@ impl Rules {
         let limits = self.schedule.limits();
         assert_eq!(claimed, self.schedule.claimed_bytes(), "seed {}", self.seed);
         assert!(running.len() <= limits.sequences_max as usize);
-        if let Some(head) = self.waiting.first() {
-            let need = self.admitted.iter().find(|s| s.0.id == *head).map_or(0, bytes);
+        if let Some(head) = self.first_waiting() {
+            let need = self.admitted.iter().find(|s| s.0.id == head).map_or(0, bytes);
             let full = running.len() == limits.sequences_max as usize;
             assert!(full || claimed + need > limits.kv_budget_bytes, "seed {}: room left idle", self.seed);
         }
