@@ -1,15 +1,16 @@
 //! Connecting: socket, hello, check of the server's uid. Repeated until a deadline.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use interprocess::local_socket::prelude::*;
 use interprocess::os::unix::uds_local_socket::Stream;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::error::{ClientError, ProtocolError};
 use crate::options::Options;
+use crate::peer;
 use crate::transport::Transport;
 use crate::wire::{
     ClientHello, ErrorClass, ErrorCode, FEATURE_CHECKSUM, PAYLOAD_BYTES_MIN, SERVER_HELLO_BYTES, ServerHello,
@@ -123,7 +124,7 @@ fn check_server(transport: &Transport, options: &Options) -> Result<(), Failed> 
     if options.trust == crate::ServerTrust::Anyone {
         return Ok(());
     }
-    let uid = transport.stream().peer_creds().ok().and_then(|creds| creds.euid());
+    let uid = peer::uid(transport.stream().as_fd()).ok();
     if uid.is_some_and(|uid| options.trust.trusts(uid)) {
         return Ok(());
     }

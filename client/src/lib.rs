@@ -40,6 +40,7 @@ mod generation;
 mod inbox;
 pub mod metrics;
 mod options;
+mod peer;
 mod printable;
 mod relevance;
 mod residency;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use interprocess::local_socket::traits::StreamCommon;
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
 use rocmforge_client::wire::ErrorCode;
 use rustix::net::SendFlags;
@@ -200,16 +199,17 @@ impl Acceptor {
 /// The user of a connection if it connects too fast. Checked first, because it has to be cheap: nothing is sent to such a
 /// client, and nothing started.
 fn hasty_user(stream: &Stream, rates: &mut Rates) -> Option<u32> {
-    let uid = stream.peer_creds().ok()?.euid()?;
+    let uid = stream.inner().peer_cred().ok()?.uid();
     (!Taker::of(uid).privileged && !rates.may_connect(uid, Instant::now())).then_some(uid)
 }
 
 /// The client's ids at connect time.
+///
+/// They are asked of tokio's stream. The other crate refuses a peer without a process id here, and clients outside the
+/// daemon's container have none.
 fn peer(stream: &Stream) -> std::io::Result<Credentials> {
-    let unknown = |what: &'static str| move || std::io::Error::other(what);
-    let credentials = stream.peer_creds()?;
-    let uid = credentials.euid().ok_or_else(unknown("no user id"))?;
+    let credentials = stream.inner().peer_cred()?;
     let mut gids = groups::of_peer(stream.as_fd())?;
-    gids.push(credentials.egid().ok_or_else(unknown("no group id"))?);
-    Ok(Credentials { uid, gids, by: None })
+    gids.push(credentials.gid());
+    Ok(Credentials { uid: credentials.uid(), gids, by: None })
 }
