@@ -13,7 +13,7 @@ use crate::lab;
 use crate::lookalike::{self, Variant};
 use crate::release::deb;
 
-const MODEL: &str = "tinystories-260k-f32.gguf";
+pub const MODEL: &str = "tinystories-260k-f32.gguf";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -117,7 +117,10 @@ fn stage(programs: Programs) -> Result<PathBuf> {
 }
 
 /// Builds the Debian package from these programs.
-fn package(to: &Path, programs: Programs) -> Result<()> {
+///
+/// # Errors
+/// Errors of the builds.
+pub fn package(to: &Path, programs: Programs) -> Result<()> {
     let docs = programs.build()?.join("docs");
     lab::run(["docs".as_ref(), "--out".as_ref(), docs.as_os_str()])?;
     deb::write(to, programs, None)

@@ -7,6 +7,7 @@
 mod client;
 mod deny;
 mod fuzz;
+mod image;
 mod kernels;
 mod packages;
 mod schedules;
@@ -115,7 +116,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 24] = [
+const STAGES: [Stage; 25] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -138,6 +139,11 @@ const STAGES: [Stage; 24] = [
         "packages",
         |_| packages::run(),
         "tar archive, Debian and RPM packages of the release programs; lintian, rpm and the programs' versions",
+    ),
+    Stage::only_long(
+        "image",
+        |_| or_skipped(image::run()),
+        "the recipe's container image, by the recipe's own commands: built, asked, stopped, started again",
     ),
     Stage::new(
         "pause",

@@ -3,7 +3,7 @@
 //! A tar archive, a Debian package, an RPM package and a recipe of a container image, which installs the Debian
 //! package. Their files are those of the list in Cargo.toml. `documents` writes the changelog and the licences.
 
-mod container;
+pub mod container;
 pub mod deb;
 pub mod documents;
 mod history;
@@ -154,7 +154,7 @@ fn write(release: &Release, programs: Programs, build: bool) -> Result<Vec<Writt
         deb::write(&release.out.join(&name), programs, Some(&release.commit)).map(|()| name)
     })?;
     let rpm = step("RPM package", || rpm::write(release, &usr, &docs))?;
-    let recipe = container::write(release, &deb)?;
+    let recipe = container::write(&release.out, &deb)?;
     let changelog =
         sums::copy(&docs.join("doc/changelog"), &release.out.join("CHANGELOG.md"), "CHANGELOG.md")?;
     sums::write(&release.out, &[tarball, deb, rpm, recipe, changelog])

@@ -201,7 +201,7 @@ fn a_folder_of_packages_is_checked_by_sha256sum_and_replaced_as_a_whole() {
     for name in ["a.deb", "b.rpm"] {
         fs::write(release.out.join(name), name).expect("written");
     }
-    let recipe = container::write(&release, "a.deb").expect("written");
+    let recipe = container::write(&release.out, "a.deb").expect("written");
     let text = fs::read_to_string(release.out.join(&recipe)).expect("read");
     assert!(text.contains("\nCOPY a.deb /tmp/rocmforge.deb\n") && !text.contains('@'), "{text}");
     let names = ["b.rpm".to_owned(), "a.deb".to_owned(), recipe];
