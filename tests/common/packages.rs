@@ -2,8 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use crate::common;
+
+/// Two tests that need one list of packages emptied each other's directory.
+static INSTALLING: Mutex<()> = Mutex::new(());
 
 /// True if the program ends well.
 pub fn works(command: &mut Command) -> bool {
@@ -17,6 +21,7 @@ pub fn installed(
     needs: &str,
     install: impl Fn(&Path) -> bool,
 ) -> Option<PathBuf> {
+    let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let holds = directory.join("holds.txt");
     let want = packages.join("\n");

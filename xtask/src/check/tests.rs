@@ -11,6 +11,9 @@ use crate::host;
 /// Prefix of the line that a skipped test prints; see tests/common/mod.rs.
 const SKIPPED: &str = "rocmforge-test-skipped: ";
 
+/// Prefix of the line of a test that not every machine can run. A stage of such tests alone counts it as skipped.
+const NOT_RUN: &str = "rocmforge-test-not-run: ";
+
 /// Builds all programs and tests of the workspace.
 ///
 /// # Errors
@@ -46,7 +49,7 @@ pub fn lengths() -> Result<Done> {
 pub fn clients() -> Result<Done> {
     let mut command = host::cargo();
     command.args(["test", "--test", "gateway", "clients::"]).env("ROCMFORGE_LONG", "1");
-    finish(command)
+    finish_all(command)
 }
 
 /// Asks a real model by all JSON schemas, published ones too, and has another implementation check the answers.
@@ -54,10 +57,20 @@ pub fn schemas() -> Result<Done> {
     let mut command = host::cargo();
     command.args(["test", "--test", "scenario", "--", "--nocapture", "published::", "schemas::"]);
     command.env("ROCMFORGE_LONG", "1");
-    finish(command)
+    finish_all(command)
 }
 
-fn finish(mut command: Command) -> Result<Done> {
+fn finish(command: Command) -> Result<Done> {
+    finished(command, &[SKIPPED])
+}
+
+/// As [`finish`], where each test is to run.
+fn finish_all(command: Command) -> Result<Done> {
+    finished(command, &[SKIPPED, NOT_RUN])
+}
+
+/// Runs tests. A line with one of these prefixes names a skipped one.
+fn finished(mut command: Command, skips: &[&str]) -> Result<Done> {
     command.stdin(Stdio::null());
     let shown = host::shown(&command);
     let mut child =
@@ -69,8 +82,10 @@ fn finish(mut command: Command) -> Result<Done> {
     let status = child.wait().map_err(Error::io(shown.clone()))?;
     host::check_interrupted()?;
     let (passed, failed) = count(&lines);
-    let skipped: Vec<String> =
-        lines.iter().filter_map(|line| Some(line.split_once(SKIPPED)?.1.to_owned())).collect();
+    let skip = |line: &String| {
+        skips.iter().find_map(|prefix| line.split_once(*prefix)).map(|(_, why)| why.to_owned())
+    };
+    let skipped: Vec<String> = lines.iter().filter_map(skip).collect();
     if !status.success() {
         for line in lines.iter().filter(|line| line.starts_with("test ") && line.ends_with("FAILED")) {
             println!("{line}");
@@ -93,7 +108,7 @@ fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
         let _ = to.write_all(&line);
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
-        if text.starts_with("test ") || text.contains(SKIPPED) {
+        if text.starts_with("test ") || text.contains(SKIPPED) || text.contains(NOT_RUN) {
             kept.push(text.to_owned());
         }
         line.clear();
