@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::listener::Endpoint;
 use super::open::Open;
 use super::rate::Rates;
-use super::{connection, groups};
+use super::{connection, groups, unmapped};
 use crate::lock::{Mutex, Rank};
 use crate::session::{Credentials, LoggedUids, Service, share_code};
 use crate::share::{Refusal, Taker};
@@ -53,6 +53,8 @@ pub struct Acceptor {
     refusals: Arc<Semaphore>,
     ticks: AtomicU64,
     tasks: TaskTracker,
+    /// The uid of those that are told apart by none.
+    unmapped: Option<u32>,
 }
 
 impl Acceptor {
@@ -67,6 +69,7 @@ impl Acceptor {
             refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             ticks: AtomicU64::new(0),
             tasks: TaskTracker::new(),
+            unmapped: unmapped::uid(),
         })
     }
 
@@ -136,6 +139,13 @@ impl Acceptor {
                 return self.refuse(stream, ErrorCode::PeerRefused, 0);
             }
         };
+        if self.unmapped == Some(peer.uid) {
+            tracing::info!(
+                uid = peer.uid,
+                "refused a client: the daemon's user namespace has no uid for its user; map it, or run the daemon outside"
+            );
+            return self.refuse(stream, ErrorCode::PeerRefused, 0);
+        }
         let place = match self.open.place(Taker::of(peer.uid), Instant::now()) {
             Ok(place) => place,
             Err(refusal) => return self.refuse_for_room(stream, peer.uid, &refusal),

@@ -11,6 +11,7 @@ mod open;
 mod rate;
 mod receive;
 mod refusing;
+mod unmapped;
 
 pub use accept::Acceptor;
 pub use listener::{Endpoint, ListenError};

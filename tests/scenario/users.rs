@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rocmforge_client::wire::{ErrorCode, GenerateRequest, LoadRequest, Op, SetRulesRequest};
 use rocmforge_client::{Client, ClientError, Options, ServerTrust};
@@ -209,5 +210,43 @@ fn models_of_one_user_are_not_anothers() {
     assert_eq!(other.line("DONE "), "well");
     drop(raw);
     rig.assert_idle();
+    rig.assert_serves();
+}
+
+/// A user's process of [`users_that_the_daemon_cannot_tell_apart_are_refused`].
+#[test]
+fn a_user_that_says_hello() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    println!("\nDONE {}", client.ping(b"").unwrap_err());
+}
+
+/// The kernel reports one uid for all users that a user namespace does not map.
+#[test]
+fn users_that_the_daemon_cannot_tell_apart_are_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return common::skip("only root can act as two users");
+    }
+    let namespace = ["--user", "--map-user=0", "--map-group=0"];
+    if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
+        return common::not_run("this machine allows no user namespaces");
+    }
+    let mut rig = Rig::idle();
+    let daemon = rig.command();
+    let mut command = Command::new("unshare");
+    command.args(namespace).arg(daemon.get_program()).args(daemon.get_args());
+    rig.spawn(command.env("MEMORY_PRESSURE_WATCH", "/dev/null"));
+    rig.assert_serves(); // its own user has a uid
+    for (path, mode) in [(rig.dir.path(), 0o755), (&rig.socket(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut other = child::Process::start_as("users::a_user_that_says_hello", &rig.socket(), "", |command| {
+        command.uid(STRANGER).gid(STRANGER);
+    });
+    other.go();
+    let refusal = other.line("DONE ");
+    assert!(refusal.contains("PeerRefused"), "{refusal}");
+    let log = rig.log_text();
+    assert!(log.contains("user namespace has no uid for its user"), "{log}");
     rig.assert_serves();
 }
