@@ -32,7 +32,7 @@ class ErrorCode(IntEnum):
     BAD_CHECKSUM = 110
     """The payload does not match its checksum."""
     PEER_REFUSED = 111
-    """This peer may not connect."""
+    """This peer may not connect: the kernel does not tell its uid, or has none for it in the daemon's user namespace."""
     UNKNOWN_OP = 200
     """The op is unknown."""
     BAD_PAYLOAD = 201
