@@ -54,7 +54,7 @@ pub(super) use compute::append_values;
 use compute::{Compute, Worker};
 use model::OpenModel;
 use pool::Pool;
-use sample::SampleScratch;
+use sample::Sampler;
 use simd::Level;
 use thresholds::{SEQUENCES, STEP_ROWS};
 
@@ -90,7 +90,7 @@ pub struct CpuBackend {
     /// The model whose step is running.
     current: Option<ModelSlot>,
     next_slot: u32,
-    sample: SampleScratch,
+    samplers: Vec<Sampler>,
     notes: Vec<(&'static str, String)>,
 }
 
@@ -134,7 +134,7 @@ impl CpuBackend {
             models: HashMap::new(),
             current: None,
             next_slot: 0,
-            sample: SampleScratch::default(),
+            samplers: Vec::new(),
             notes: Vec::new(),
         })
     }
@@ -305,9 +305,8 @@ impl Backend for CpuBackend {
                 "the number of rows to sample differs from the number of rows with logits",
             ));
         }
-        let scratch = &mut self.sample;
-        let draw = |(row, i)| sample::sample(level, model.logits(i), row, scratch);
-        Ok(rows.iter().zip(0..).map(draw).collect())
+        let logits: Vec<&[f32]> = (0..rows.len()).map(|row| model.logits(row)).collect();
+        Ok(sample::sample_rows(level, &mut self.compute.pool, &logits, rows, &mut self.samplers))
     }
 
     fn last_rows(&mut self, rows: Range<u32>) -> Result<Vec<f32>, BackendError> {

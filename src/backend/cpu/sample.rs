@@ -6,6 +6,7 @@
 //! settings, seed and position. Log-probabilities are those of the unchanged logits.
 
 use super::norm;
+use super::pool::Pool;
 use super::simd::Level;
 use crate::backend::chain;
 use crate::backend::{BackendError, LogitChange, MASKED_LOGIT, SampleRow, Sampled, TokenMask};
@@ -31,6 +32,40 @@ impl Candidate {
     pub fn rank(&self, other: &Self) -> std::cmp::Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
+}
+
+/// Draws the tokens of some rows of a step.
+#[derive(Default)]
+pub struct Sampler {
+    scratch: SampleScratch,
+    drawn: Vec<Result<Sampled, BackendError>>,
+}
+
+/// Most threads that draw at once. Each keeps scratch memory of up to 20 bytes for each token of the vocabulary.
+const SAMPLERS_MAX: usize = 8;
+
+/// Draws one token for each of `rows` from the logits beside it, on several threads: with masks over 128,000 tokens a row takes
+/// 0.2 ms.
+pub fn sample_rows(
+    level: Level,
+    pool: &mut Pool,
+    logits: &[&[f32]],
+    rows: &[SampleRow],
+    samplers: &mut Vec<Sampler>,
+) -> Vec<Result<Sampled, BackendError>> {
+    let count = pool.threads().min(SAMPLERS_MAX).min(rows.len());
+    if samplers.len() < count {
+        samplers.resize_with(count, Sampler::default);
+    }
+    let samplers = &mut samplers[..count];
+    pool.run_items(samplers, |first, sampler| {
+        let mine = logits.iter().zip(rows).skip(first).step_by(count);
+        let Sampler { scratch, drawn } = sampler;
+        drawn.clear(); // a panic may have left some
+        drawn.extend(mine.map(|(logits, row)| sample(level, logits, row, scratch)));
+    });
+    let mut drawn: Vec<_> = samplers.iter_mut().map(|sampler| sampler.drawn.drain(..)).collect();
+    (0..rows.len()).filter_map(|row| drawn[row % count].next()).collect()
 }
 
 /// Draws one token from `logits`, which holds one value per token of the vocabulary.

@@ -291,3 +291,34 @@ fn a_broken_logit_is_told_although_it_may_not_be_drawn() {
     let drawn = sample(level, &logits, &row, &mut SampleScratch::default());
     assert!(matches!(drawn, Err(BackendError::NotFinite)));
 }
+
+#[test]
+fn rows_drawn_by_several_threads_are_those_drawn_one_by_one() {
+    let (_, level) = *levels().last().unwrap();
+    let logits: Vec<Vec<f32>> = (0..35).map(|row| spread(&[1.0, row as f32 / 9.0, 2.0, 0.5])).collect();
+    let mut logits: Vec<&[f32]> = logits.iter().map(Vec::as_slice).collect();
+    logits[5] = &[f32::NAN];
+    let mask = Arc::new(TokenMask::new(vec![0x1234_5678; 94]));
+    let rows: Vec<SampleRow> = (0..35)
+        .map(|row| SampleRow {
+            seed: row,
+            top_logprobs: row as u32 % 3,
+            mask: (row % 2 == 0).then(|| Arc::clone(&mask)),
+            ..plain()
+        })
+        .collect();
+    let one_by_one: Vec<_> = logits
+        .iter()
+        .zip(&rows)
+        .map(|(logits, row)| sample(level, logits, row, &mut SampleScratch::default()).ok())
+        .collect();
+    assert!(one_by_one[5].is_none() && one_by_one.iter().flatten().count() == 34);
+    for threads in [1, 3, 12] {
+        let (mut pool, mut samplers) = (Pool::new(threads).unwrap(), Vec::new());
+        for count in [35, 0, 1, 7, 8, 9, 35] {
+            let drawn = sample_rows(level, &mut pool, &logits[..count], &rows[..count], &mut samplers);
+            let drawn: Vec<_> = drawn.into_iter().map(Result::ok).collect();
+            assert_eq!(drawn, one_by_one[..count], "{count} rows, {threads} threads");
+        }
+    }
+}
