@@ -18,7 +18,7 @@ use crate::program::Activation;
 use crate::tensor::{DType, LazyTensor};
 
 /// Phases over fewer values run serially: the work (1 us of vector code) is not worth a phase.
-const SERIAL_VALUES_MAX: usize = 8192;
+pub(super) const SERIAL_VALUES_MAX: usize = 8192;
 
 /// Chunks per worker of a product: the slowest worker is late by less than an eighth of its share.
 const CHUNKS_PER_WORKER: usize = 8;

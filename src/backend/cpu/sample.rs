@@ -5,6 +5,7 @@
 //! remaining probabilities at temperature 1. Rows with a [`chain`] of further samplers draw by that. Equal logits rank by id, lowest first. A draw depends only on logits,
 //! settings, seed and position. Log-probabilities are those of the unchanged logits.
 
+use super::compute::SERIAL_VALUES_MAX;
 use super::norm;
 use super::pool::Pool;
 use super::simd::Level;
@@ -53,7 +54,9 @@ pub fn sample_rows(
     rows: &[SampleRow],
     samplers: &mut Vec<Sampler>,
 ) -> Vec<Result<Sampled, BackendError>> {
-    let count = pool.threads().min(SAMPLERS_MAX).min(rows.len());
+    let values: usize = logits.iter().map(|logits| logits.len()).sum();
+    let threads = if values > SERIAL_VALUES_MAX { pool.threads() } else { 1 };
+    let count = threads.min(SAMPLERS_MAX).min(rows.len());
     if samplers.len() < count {
         samplers.resize_with(count, Sampler::default);
     }

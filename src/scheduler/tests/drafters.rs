@@ -1,6 +1,6 @@
 //! Draft models change no token, whatever they draft, and whoever needs their pages, their weights or their file.
 
-use super::drafts::{assert_all_happened, crowd, with_pages};
+use super::drafts::{assert_all_happened, crowd, with_pages, with_period};
 use super::fake::Fault;
 use super::*;
 
@@ -184,7 +184,7 @@ fn draft_models_beside_prefixes_cancels_and_few_pages_change_no_token() {
     let crowds = [(1, 1000), (2, 60), (3, 24), (4, 11)].map(|(number, pages)| {
         let drafting = Drafting::wrong(with_pages(pages));
         let job = |text: &[u32], count, drafts| drafting.job(text, count, drafts);
-        let counters = crowd(&drafting.rig, number, 7, job);
+        let counters = crowd(&drafting.rig, number, 7, with_period, job);
         drafting.assert_empty();
         counters
     });

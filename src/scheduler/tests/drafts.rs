@@ -127,18 +127,19 @@ pub(super) fn with_pages(pages: u64) -> EngineOptions {
     }
 }
 
-/// Two users ask for 120 answers to texts that begin alike, and cancel some. `job` makes a request for so many tokens, with so many
-/// drafts. Each answer has the tokens of its seed. Returns the engine's counters.
+/// Two users ask for 120 answers to texts that begin alike, and cancel some. `length` gives most of a text's tokens, by a number.
+/// `job` makes a request for so many tokens, with so many drafts. Each answer has the tokens of its seed. Returns the engine's counters.
 pub(super) fn crowd(
     rig: &Rig,
     number: u32,
     seed: u64,
+    length: impl Fn(u32) -> u32,
     job: impl Fn(&[u32], u32, u32) -> (Job, Asked),
 ) -> Counters {
     let mut asked = Vec::new();
     for i in 0..120u32 {
         let pick = (i * 7919 + number * 104_729) % 1000;
-        let mut text = prompt(pick % 3, PERIOD as u32 + pick % 90);
+        let mut text = prompt(pick % 3, length(pick));
         text.extend(prompt(pick, pick % 5));
         let count = 3 + pick % 60;
         let (mut job, waits) = job(&text, count, [0, 2, 5, 32][pick as usize % 4]);
@@ -154,6 +155,11 @@ pub(super) fn crowd(
     rig.handle().snapshot().counters
 }
 
+/// The length of a text that has a whole period.
+pub(super) fn with_period(pick: u32) -> u32 {
+    PERIOD as u32 + pick % 90
+}
+
 /// Some drafts of these crowds were refused and some not, and sequences lost their pages.
 pub(super) fn assert_all_happened(crowds: &[Counters]) {
     let sum = |of: fn(&Counters) -> u64| crowds.iter().map(of).sum::<u64>();
@@ -166,7 +172,8 @@ pub(super) fn assert_all_happened(crowds: &[Counters]) {
 fn drafts_beside_prefixes_cancels_and_few_pages_change_no_token() {
     let crowds = [(1, 1000), (2, 40), (3, 16), (4, 11)].map(|(number, pages)| {
         let rig = Rig::timed(with_pages(pages));
-        let counters = crowd(&rig, number, SEED, |text, count, drafts| rig.drafting(text, count, drafts));
+        let counters =
+            crowd(&rig, number, SEED, with_period, |text, count, drafts| rig.drafting(text, count, drafts));
         rig.assert_empty();
         counters
     });

@@ -1,6 +1,7 @@
 //! Models with recurrent states: the same answers, whoever else runs, is cancelled, loses its pages, or goes on from a known
 //! prefix. The fake device checks before each step that a state has the tokens of its sequence.
 
+use super::drafts::crowd;
 use super::fake::page_bytes;
 use super::prefixes::shelf;
 use super::states::STATE_BYTES;
@@ -196,25 +197,10 @@ fn drafts_are_not_made_where_a_refused_token_could_not_be_taken_back() {
 #[test]
 fn answers_are_the_same_with_few_pages_and_states_cancels_and_known_prefixes() {
     let (mut parked, mut reused) = (0, 0);
-    for (seed, pages, states) in [(1, 1000, 100), (2, 40, 12), (3, 24, 5), (4, 16, 2)] {
+    for (number, pages, states) in [(1, 1000, 100), (2, 40, 12), (3, 24, 5), (4, 16, 2)] {
         let rig = rig(pages, states);
-        let mut asked = Vec::new();
-        for i in 0..120u32 {
-            let pick = (i * 7919 + seed * 104_729) % 1000;
-            let mut text = prompt(pick % 3, 20 + (pick % 4) * 60);
-            text.extend(prompt(pick, pick % 5));
-            let count = 3 + pick % 60;
-            let (mut job, waits) = rig.job(&text, count);
-            (job.uid, job.connection) = (1000 + (i / 8) % 2, u64::from(pick % 3));
-            rig.handle().submit(job).unwrap();
-            asked.push((text, count, waits));
-            if i % 5 == 4 {
-                rig.handle().cancel(asked[(pick as usize * 13) % asked.len()].2.id);
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        finish_all(asked, 7);
-        let counters = rig.handle().snapshot().counters;
+        let length = |pick| 20 + (pick % 4) * 60;
+        let counters = crowd(&rig, number, 7, length, |text, count, _| rig.job(text, count));
         parked += counters.sequences_parked;
         reused += counters.reused_tokens;
         rig.assert_empty_of_states();
