@@ -73,6 +73,8 @@ pub enum Rank {
     StoreTables,
     /// Vocabularies shared by mapped models.
     Tokenizers,
+    /// Held while a vocabulary's table for constraints is made.
+    Vocabulary,
     /// Constraints of one vocabulary that are being compiled.
     Compiling,
     /// Compiled constraints of one vocabulary.

@@ -213,6 +213,14 @@ impl State {
 }
 
 impl Charge {
+    /// Another holding of the same resource for the same user.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn another(&self, amount: u64) -> Result<Self, Refusal> {
+        self.shares.take(self.taker, amount)
+    }
+
     /// The amount held.
     pub fn amount(&self) -> u64 {
         self.amount

@@ -459,6 +459,11 @@ fn descriptors_in_requests() -> u64 {
     descriptors() / 4
 }
 
+/// An eighth of this process's descriptors: passed files hold theirs until they are unloaded.
+fn descriptors_of_passed() -> u64 {
+    descriptors() / 8
+}
+
 /// The descriptors that this process may have.
 fn descriptors() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -486,6 +491,7 @@ fn store(
     };
     let store = Store::new(config.models.clone(), Arc::clone(users), Box::new(open), Box::new(on_gone));
     store.headers().set(config.limits.header_mib << 20);
+    store.passed_descriptors().set(descriptors_of_passed());
     store.allow_remote_files(config.limits.passed_remote_files);
     store
 }

@@ -21,8 +21,19 @@ pub struct ModelFiles {
     others: Vec<Shard>,
     /// Index in `others` of the part that holds a tensor. Tensors of the first part are looked up in `first`.
     elsewhere: HashMap<Box<str>, usize>,
-    /// For the headers of a passed model; given back when the mapping goes.
-    _charge: Option<Charge>,
+    /// For a passed model.
+    charge: Option<PassedCharge>,
+}
+
+/// A passed model's part of its user's shares; given back when the mapping goes.
+#[derive(Debug)]
+pub struct PassedCharge {
+    /// Heap bytes for its header.
+    pub header: Charge,
+    /// Bytes of address space. A file may be far larger than what it has on disk.
+    pub mapped: Charge,
+    /// Descriptors that stay open.
+    pub descriptors: Charge,
 }
 
 #[derive(Debug)]
@@ -109,24 +120,30 @@ impl ModelFiles {
         Self::open_beside(files, &|_| Vec::new(), None)
     }
 
-    /// As [`ModelFiles::open`], and shares metadata with other models: see [`Gguf::open_charged`]. The charge is for the
-    /// first file: only single files are passed.
+    /// As [`ModelFiles::open`], and shares metadata with other models: see [`Gguf::open_charged`]. That of the header is for
+    /// the first file: only single files are passed.
     ///
     /// # Errors
     /// As [`ModelFiles::open`].
     pub fn open_beside(
         files: Vec<File>,
         known: Known<'_>,
-        charge: Option<Charge>,
+        charge: Option<PassedCharge>,
     ) -> Result<Self, FilesError> {
+        let (header, rest) = match charge {
+            Some(PassedCharge { header, mapped, descriptors }) => (Some(header), Some((mapped, descriptors))),
+            None => (None, None),
+        };
         let parts = files.len();
         let mut files = files.into_iter();
-        let (first, _charge) = match files.next() {
-            Some(file) => Shard::open(file, known, charge)?,
+        let (first, header) = match files.next() {
+            Some(file) => Shard::open(file, known, header)?,
             None => return Err(GgufError::from(MapError::Empty).into()),
         };
+        let both = header.zip(rest);
+        let charge = both.map(|(header, (mapped, descriptors))| PassedCharge { header, mapped, descriptors });
         if parts == 1 {
-            return Self::single(first, _charge);
+            return Self::single(first, charge);
         }
         first.check_numbers(0, parts)?;
         let (mut others, mut elsewhere) = (Vec::new(), HashMap::new());
@@ -148,19 +165,25 @@ impl ModelFiles {
         let found = first.gguf.tensors().len() + elsewhere.len();
         match first.gguf.unsigned("split.tensors.count") {
             Some(want) if want != found as u64 => Err(FilesError::Tensors { parts, found, want }),
-            _ => Ok(Self { first, others, elsewhere, _charge }),
+            _ => Ok(Self { first, others, elsewhere, charge }),
         }
     }
 
     /// A model of one file. A joined file may state 1 part or 0.
-    fn single(first: Shard, _charge: Option<Charge>) -> Result<Self, FilesError> {
+    fn single(first: Shard, charge: Option<PassedCharge>) -> Result<Self, FilesError> {
         match first.gguf.unsigned("split.count") {
             Some(parts) if parts > 1 => {
                 let part = first.gguf.unsigned("split.no").unwrap_or(0).saturating_add(1);
                 Err(FilesError::Alone { part, parts })
             }
-            _ => Ok(Self { first, others: Vec::new(), elsewhere: HashMap::new(), _charge }),
+            _ => Ok(Self { first, others: Vec::new(), elsewhere: HashMap::new(), charge }),
         }
+    }
+
+    /// A charge of nothing yet to the share that pays for a passed model's header. It may grow by what is made of the header later.
+    /// `None` for a model of a directory, which belongs to nobody.
+    pub fn room(&self) -> Option<Charge> {
+        self.charge.as_ref().and_then(|charge| charge.header.another(0).ok()) // nothing is never refused
     }
 
     fn parts(&self) -> impl Iterator<Item = &Shard> {

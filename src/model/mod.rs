@@ -5,7 +5,6 @@
 
 use std::sync::OnceLock;
 
-use crate::share::Charge;
 use crate::tensor::is_shortage;
 
 pub mod arch;
@@ -157,7 +156,7 @@ impl Model {
         name: &str,
         files: Vec<std::fs::File>,
         tokenizers: &tokenizer::Tokenizers,
-        charge: Option<Charge>,
+        charge: Option<files::PassedCharge>,
     ) -> Result<Self, ModelError> {
         let mut files = files::ModelFiles::open_beside(files, &tokenizers.known(), charge)?;
         let tokenizer = tokenizers.of(files.header())?;

@@ -178,6 +178,9 @@ pub fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::Remote { .. }
         | StoreError::InMemory { .. } => ErrorCode::Forbidden,
         StoreError::Quota { .. } | StoreError::Pins { .. } => ErrorCode::Quota,
+        StoreError::TooLarge { refusal, .. } | StoreError::NoDescriptor { refusal, .. } => {
+            share_code(refusal)
+        }
     }
 }
 
@@ -254,7 +257,7 @@ fn constraint_code(error: &ConstraintError) -> ErrorCode {
         ConstraintError::TooLong { .. }
         | ConstraintError::TooComplex { .. }
         | ConstraintError::TooSlow { .. } => ErrorCode::LimitExceeded,
-        ConstraintError::Busy(refusal) => share_code(refusal),
+        ConstraintError::Busy(refusal) | ConstraintError::NoRoom(refusal) => share_code(refusal),
         ConstraintError::Vocabulary(_) => ErrorCode::ModelUnsupported,
         ConstraintError::Internal(_) => ErrorCode::Internal,
     }

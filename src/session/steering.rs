@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::model::constraint::{Constraint, ConstraintKind, ConstraintSource};
 use crate::model::tokenizer::SharedTokenizer;
 use crate::scheduler::{Penalties, Steering};
-use crate::share::Taker;
+use crate::share::{Charge, Taker};
 
 /// Largest repetition penalty; the smallest is 1 divided by it.
 const REPEAT_MAX: f32 = 100.0;
@@ -66,7 +66,8 @@ impl Asked {
         let held = call.service().budget.form(call.peer().uid);
         let held = held
             .map_err(|refusal| of_refusal(&refusal, "there is no room for the answer's form", 1, "forms"))?;
-        let constraint = Some(compile(call, model.tokenizer.clone(), source).await?);
+        let vocabulary = (model.tokenizer.clone(), model.files.room());
+        let constraint = Some(compile(call, vocabulary, source).await?);
         Ok(Steering { constraint, held: Some(held), ..steering })
     }
 }
@@ -74,14 +75,15 @@ impl Asked {
 /// Compiles on the threads for blocking work, within the user's allowance for texts or in the background.
 async fn compile(
     call: &Call,
-    tokenizer: SharedTokenizer,
+    (tokenizer, room): (SharedTokenizer, Option<Charge>),
     source: ConstraintSource,
 ) -> Result<Constraint, Failure> {
     let bytes = source.text.len().saturating_mul(COMPILING_BYTES);
     let work = move |call: &Call, ()| {
         let begun = Instant::now();
         let taker = Taker::of(call.peer().uid);
-        let compiled = tokenizer.constraints().and_then(|compiler| compiler.compile(&source, taker));
+        let compiler = tokenizer.constraints_charged(room);
+        let compiled = compiler.and_then(|compiler| compiler.compile(&source, taker));
         // The compiling thread is another one.
         call.service().text_time.charge(call.peer().uid, begun.elapsed());
         compiled.map_err(|error| of_constraint(&error))

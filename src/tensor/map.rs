@@ -104,13 +104,62 @@ impl MapError {
 pub struct MappedFile {
     /// Dropped first: fields drop in order, and this entry must go before the mapping.
     watched: Watched,
-    map: memmap2::Mmap,
+    map: Mapping,
     file: File,
     /// File for reads past the page cache, opened at first use; `None` inside where these are not supported.
     direct: OnceLock<Option<File>>,
     identity: FileIdentity,
     /// Number of the file's names when it was mapped.
     links: u64,
+}
+
+/// A mapping that goes in pieces. While the kernel unmaps a range, no thread of the process gets other memory from it. 60 GB that
+/// were read took a second, and no request went on.
+#[derive(Debug)]
+struct Mapping(Option<memmap2::Mmap>);
+
+/// Bytes that are unmapped at once: some milliseconds.
+const PIECE_BYTES: usize = 64 << 20;
+/// A thread of its own unmaps as many bytes.
+const UNMAPPED_ASIDE_BYTES: usize = 1 << 30;
+
+impl std::ops::Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let Some(map) = self.0.take() else { return };
+        if map.len() < UNMAPPED_ASIDE_BYTES {
+            return unmap(&map);
+        }
+        // Without a thread the mapping goes at once, as the spawning drops it.
+        let thread = std::thread::Builder::new().name("unmap".into());
+        if let Err(error) = thread.spawn(move || unmap(&map)) {
+            tracing::debug!(%error, "a mapping goes at once");
+        }
+    }
+}
+
+/// Lets go of the pages of a mapping, piece by piece, before it is dropped.
+#[allow(unsafe_code)]
+fn unmap(map: &memmap2::Mmap) {
+    let start = map.as_ptr() as usize;
+    for from in (0..map.len()).step_by(PIECE_BYTES) {
+        let bytes = PIECE_BYTES.min(map.len() - from);
+        // SAFETY: the range lies in the mapping, whose only owner is the caller, and begins at a page. Pages of a file come back
+        // when they are read again.
+        let gone = unsafe {
+            rustix::mm::madvise((start + from) as *mut _, bytes, rustix::mm::Advice::LinuxDontNeed)
+        };
+        if gone.is_err() {
+            return; // a locked range, which goes with the mapping
+        }
+    }
 }
 
 impl MappedFile {
@@ -163,6 +212,7 @@ impl MappedFile {
         // references borrow the MappedFile. So they end before `watched` is dropped, which is before `map` is.
         let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
         let links = rustix::fs::fstat(&file).map_err(os("fstat"))?.st_nlink;
+        let map = Mapping(Some(map));
         Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity, links }))
     }
 

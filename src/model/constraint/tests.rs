@@ -211,6 +211,25 @@ fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning()
 }
 
 #[test]
+fn the_table_of_a_passed_models_vocabulary_is_charged_to_its_user() {
+    let tokenizer = tokenizer();
+    let shares = Shares::new(2 << 20);
+    let room = |bytes| shares.take(TESTER, bytes).unwrap();
+    let held = room((1 << 20) - 1000);
+    let refused = tokenizer.constraints_charged(Some(room(0)));
+    assert!(matches!(refused, Err(ConstraintError::NoRoom(_))), "{refused:?}");
+    assert_eq!(shares.held(), (1 << 20) - 1000);
+    drop(held);
+    tokenizer.constraints_charged(Some(room(0))).unwrap();
+    let table = shares.held();
+    assert!((20_000..500_000).contains(&table), "{table} bytes");
+    tokenizer.constraints_charged(Some(room(0))).unwrap();
+    assert_eq!(shares.held(), table, "built once");
+    drop(tokenizer);
+    assert_eq!(shares.held(), 0);
+}
+
+#[test]
 fn wrong_and_exploding_constraints_are_refused_by_kind() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();

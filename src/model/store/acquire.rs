@@ -12,8 +12,8 @@ use super::tables::{Opened, Slot, SlotState, Tables};
 use super::{Identity, Lease, Source, Store, mounts};
 use crate::aside::{self, ReceivedFd, Subject, Unanswered};
 use crate::lock::Guard;
+use crate::model::files::PassedCharge;
 use crate::model::{Copied, Model, ModelId};
-use crate::share::Charge;
 use crate::tensor::{MapError, is_shortage};
 
 /// An open file of a model.
@@ -30,6 +30,13 @@ pub(super) struct Handed {
     pub(super) files: Option<Vec<OpenFile>>,
     /// The names whose threads may work on them: see [`Subject::name`].
     gate: String,
+}
+
+impl Handed {
+    /// Bytes that a mapping of the files takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.identity.0.iter().fold(0, |bytes, file| file.size.saturating_add(bytes))
+    }
 }
 
 /// Why files were not opened.
@@ -183,7 +190,7 @@ impl Store {
         self: &Arc<Self>,
         name: &str,
         handed: Handed,
-        charge: Option<Charge>,
+        charge: Option<PassedCharge>,
     ) -> Result<Option<(Lease, bool)>, StoreError> {
         let Handed { identity, files, gate } = handed;
         let mut files = files;
@@ -279,7 +286,7 @@ impl Store {
         gate: &str,
         files: Vec<OpenFile>,
         identity: &Identity,
-        charge: Option<Charge>,
+        charge: Option<PassedCharge>,
     ) -> Result<Model, OpenError> {
         let (mut local, mut copied) = (Vec::new(), None::<Copied>);
         let mut files = files.into_iter().zip(identity.0.iter());

@@ -6,6 +6,7 @@ use super::NAME_BYTES_MAX;
 use crate::aside::Unanswered;
 use crate::backend::BackendError;
 use crate::model::ModelError;
+use crate::share::Refusal;
 use crate::share::limits::Limit;
 use crate::tensor::MapError;
 
@@ -120,6 +121,22 @@ pub enum StoreError {
         uid: u32,
         /// Its most passed files.
         limit: Limit,
+    },
+    /// The mappings of passed files leave no room in the daemon's address space.
+    #[error("{name}: no room for the mapping of this file: {}", refusal.told(1 << 30, "GiB"))]
+    TooLarge {
+        /// Requested name.
+        name: String,
+        /// The refusal of its bytes.
+        refusal: Refusal,
+    },
+    /// Passed files hold all descriptors that they may.
+    #[error("{name}: no descriptor is left for this file: {}", refusal.told(1, "descriptors"))]
+    NoDescriptor {
+        /// Requested name.
+        name: String,
+        /// The refusal of its descriptors.
+        refusal: Refusal,
     },
     /// Too many models are pinned.
     #[error("{limit} models are pinned already: unpin one first")]

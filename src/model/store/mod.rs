@@ -22,12 +22,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::files::PassedCharge;
 use super::{Model, ModelId};
 use crate::aside::{Aside, Limits, ReceivedFd};
 use crate::lock::{Condvar, Guard, Mutex, Rank};
 use crate::numbers::Numbers;
 use crate::share::limits::UserLimits;
-use crate::share::{Charge, Shares, Taker};
+use crate::share::{Shares, Taker};
 use crate::tensor::{FileIdentity, MapError, MappedFile};
 
 mod acquire;
@@ -70,7 +71,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 
 /// Builds a model from its files: [`Model::open_beside`], plus a check that a device can run it. The charge is that of the
 /// uid that passed the file; models of the directories are not charged.
-pub type Opener = dyn Fn(ModelId, &str, Vec<File>, Option<Charge>) -> Result<Model, OpenError> + Send + Sync;
+pub type Opener =
+    dyn Fn(ModelId, &str, Vec<File>, Option<PassedCharge>) -> Result<Model, OpenError> + Send + Sync;
 
 /// Identity of a model: the identity of each open file, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,12 +111,23 @@ pub struct Store {
     users: Arc<UserLimits>,
     /// Heap bytes of passed models' headers.
     headers: Arc<Shares>,
+    /// Address space of passed models.
+    mapped: Arc<Shares>,
+    /// Descriptors of passed models.
+    descriptors: Arc<Shares>,
     /// Clients may pass files of network and user file systems.
     remote_files: AtomicBool,
     open: Box<Opener>,
     on_gone: Box<OnGone>,
     keeper: Arc<Keeper>,
 }
+
+/// Address space that passed models may take. A process has 128 TiB on x86-64. A sparse file of any size costs nothing on disk: 64
+/// of them left no address for the daemon's own memory, which ended it.
+const MAPPED_BYTES_MAX: u64 = 16 << 40;
+
+/// Descriptors of a passed file: its own, and one for direct reads.
+const DESCRIPTORS_OF_FILE: u64 = 2;
 
 /// A mapped model in use by one request. The mapping stays until the last lease drops.
 pub struct Lease {
@@ -200,6 +213,8 @@ impl Store {
             numbers: Numbers::default(),
             users,
             headers: Shares::new(u64::MAX),
+            mapped: Shares::new(MAPPED_BYTES_MAX),
+            descriptors: Shares::new(u64::MAX),
             remote_files: AtomicBool::new(false),
             open,
             on_gone,
@@ -215,6 +230,11 @@ impl Store {
     /// Heap bytes of the headers of passed models, which users share. Unbounded until [`Shares::set`].
     pub fn headers(&self) -> &Arc<Shares> {
         &self.headers
+    }
+
+    /// Descriptors of passed models, which users share. Unbounded until [`Shares::set`].
+    pub fn passed_descriptors(&self) -> &Arc<Shares> {
+        &self.descriptors
     }
 
     /// Replaces the model directories. The known models stay until the next scan.
@@ -284,8 +304,8 @@ impl Store {
             return Err(refusal);
         }
         let handed = self.examine(uid, name, file, self.remote_files.load(Ordering::Relaxed))?;
-        let charge = self.headers.take(Taker::of(uid), 0).ok(); // nothing is never refused
-        let leased = self.lease(name, handed, charge)?;
+        let charge = self.charge(uid, name, handed.bytes())?;
+        let leased = self.lease(name, handed, Some(charge))?;
         let (lease, mapped_now) = leased.ok_or_else(|| StoreError::NotFound { name: name.into() })?;
         let mut tables = self.tables.lock();
         if !tables.may_pass(uid, name, limit.value) {
@@ -297,6 +317,17 @@ impl Store {
         self.tell(gone);
         self.keep_pages(uid, name, lease.model());
         Ok((lease, mapped_now))
+    }
+
+    /// Charges a user for a passed file of so many bytes.
+    fn charge(&self, uid: u32, name: &str, bytes: u64) -> Result<PassedCharge, StoreError> {
+        let taker = Taker::of(uid);
+        let refused = |refusal| StoreError::NoDescriptor { name: name.into(), refusal };
+        let descriptors = self.descriptors.take(taker, DESCRIPTORS_OF_FILE).map_err(refused)?;
+        let refused = |refusal| StoreError::TooLarge { name: name.into(), refusal };
+        let mapped = self.mapped.take(taker, bytes).map_err(refused)?;
+        let header = self.headers.take(taker, 0).map_err(refused)?; // nothing is never refused
+        Ok(PassedCharge { header, mapped, descriptors })
     }
 
     /// Unloads a model. A passed model loses its name; the mapping is removed when nothing uses it. A directory's name

@@ -14,6 +14,7 @@ use crate::tensor::HostPages;
 
 mod confirmed;
 mod passed;
+mod shares;
 
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;

@@ -16,6 +16,7 @@ use super::{Tokenizer, TokenizerError};
 use crate::lock::{Mutex, Rank};
 use crate::model::constraint::{ConstraintCompiler, ConstraintError};
 use crate::model::gguf::{Entry, Gguf, Value};
+use crate::share::Charge;
 
 /// A [`Tokenizer`] that several models may share. Clones are the same tokenizer.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ struct Shared {
     tokenizer: Tokenizer,
     /// Made with the first constraint.
     constraints: OnceLock<Result<Arc<ConstraintCompiler>, ConstraintError>>,
+    /// Held while it is made.
+    making: Mutex<()>,
 }
 
 /// All inputs of a tokenizer.
@@ -79,8 +82,30 @@ impl SharedTokenizer {
     /// # Errors
     /// [`ConstraintError`], if the vocabulary cannot be constrained.
     pub fn constraints(&self) -> Result<Arc<ConstraintCompiler>, ConstraintError> {
-        let new = || ConstraintCompiler::new(&self.0.tokenizer).map(Arc::new);
-        self.0.constraints.get_or_init(new).clone()
+        self.constraints_charged(None)
+    }
+
+    /// As [`SharedTokenizer::constraints`]. The call that builds it has the table charged to `charge`, which is held as long as
+    /// the vocabulary. A table that finds no room is built by a later call.
+    ///
+    /// # Errors
+    /// As [`SharedTokenizer::constraints`], and [`ConstraintError::NoRoom`].
+    pub fn constraints_charged(
+        &self,
+        charge: Option<Charge>,
+    ) -> Result<Arc<ConstraintCompiler>, ConstraintError> {
+        if let Some(made) = self.0.constraints.get() {
+            return made.clone();
+        }
+        let _making = self.0.making.lock();
+        if let Some(made) = self.0.constraints.get() {
+            return made.clone();
+        }
+        let made = ConstraintCompiler::new(&self.0.tokenizer, charge).map(Arc::new);
+        if !matches!(made, Err(ConstraintError::NoRoom(_))) {
+            let _ = self.0.constraints.set(made.clone()); // nobody else makes one
+        }
+        made
     }
 
     /// True when both are the same tokenizer in memory.
@@ -130,7 +155,8 @@ impl Tokenizers {
             return Ok(shared);
         }
         let tokenizer = Tokenizer::from_gguf(gguf)?;
-        let new = Arc::new(Shared { made_of, tokenizer, constraints: OnceLock::new() });
+        let (constraints, making) = (OnceLock::new(), Mutex::new(Rank::Vocabulary, ()));
+        let new = Arc::new(Shared { made_of, tokenizer, constraints, making });
         if let Some(shared) = self.find(hash, &new.made_of) {
             return Ok(shared);
         }
