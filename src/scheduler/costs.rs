@@ -22,6 +22,9 @@ const PACE_LEAST: f64 = 0.125;
 /// time, and a line through them says that a thousand do too. Twice the rows took half as long again as they should.
 const FURTHER: f64 = 1.5;
 
+/// A step has at most so many times the rows of an earlier one, unless they fit in any case.
+const AGAIN: f64 = 2.0;
+
 /// Measurements of one model's steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
@@ -100,6 +103,15 @@ impl Cost {
         self.all.estimate()
     }
 
+    /// Most rows of a step in `time`, in seconds, as far as earlier steps tell. Of many small steps the times differ more by chance
+    /// than by their rows. A line through them once said that 256 rows take 40 ms, which took 1.4 s. Twice the rows of an earlier
+    /// step are tried, and those that would fit if all time were the rows' own.
+    pub fn rows_tried(&self, time: f64) -> u32 {
+        let known = AGAIN * self.all.most;
+        let proportional = time * self.all.rows / self.all.time.max(1e-9);
+        known.max(proportional).min(f64::from(u32::MAX)) as u32
+    }
+
     /// Most rows of a step that has answers and rows of prompts, and this time; `None` before the first step.
     pub fn rows_mixed(&self, goal: Duration) -> Option<u32> {
         let line = if self.mixed.steps > 0.0 { &self.mixed } else { &self.all };
@@ -176,6 +188,25 @@ mod tests {
         assert_eq!(first.rows_in(0.05), 25);
         let slower = observe(0.030, 0.004, 200);
         assert!(near(slower.fixed, 0.030) && near(slower.row, 0.004), "{slower:?}");
+    }
+
+    #[test]
+    fn small_steps_that_differ_by_chance_promise_no_large_one() {
+        let mut cost = Cost::default();
+        // Five rows take 30 ms, three of them as long.
+        for i in 0..200 {
+            let (rows, ms) = [(5, 29), (3, 30), (4, 31), (2, 30), (1, 29)][i % 5];
+            cost.observe(rows, Duration::from_millis(ms));
+        }
+        assert!(cost.estimate().unwrap().rows_in(0.040) > 40, "the line alone");
+        assert!(cost.rows_tried(0.040) <= 10, "{}", cost.rows_tried(0.040));
+        // Larger ones follow in a few steps where they take no longer.
+        let larger = (0..8).map(|_| {
+            let rows = cost.rows_tried(0.040);
+            cost.observe(rows, Duration::from_millis(31));
+            rows
+        });
+        assert!(larger.last().unwrap() > 500);
     }
 
     #[test]

@@ -195,7 +195,10 @@ impl<A> Schedule<A> {
         let goal = goal.map(|goal| Duration::try_from_secs_f64(goal.as_secs_f64() * longer).unwrap_or(goal));
         // One row of a prompt at least: without, no step would tell that prompts take less time now.
         let mixed = goal.and_then(|goal| cost?.rows_mixed(goal)).map(|rows| rows.max(decoding + 1));
+        let tried =
+            cost.filter(|_| contended).map(|cost| cost.rows_tried(QUANTUM.as_secs_f64()).max(FIRST_ROWS));
         let limit = row_limit(estimate, contended, self.limits.suspends)
+            .min(tried.unwrap_or(u32::MAX))
             .min(excess_limit(estimate, &near))
             .min(mixed.unwrap_or(u32::MAX))
             .min(self.limits.rows_max);
