@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BackendError, Chain};
-use crate::program::{Program, TensorId};
+use crate::program::{Op, Program, State, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
 /// Tokens in a KV page. One page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read
@@ -24,8 +24,29 @@ pub enum KvType {
     /// Half precision, the default.
     #[default]
     F16,
+    /// 8-bit codes, with an f16 scale for each [`KV_GROUP`] values of a key or value: 17 bytes where f16 has 32.
+    Int8,
     /// Single precision, for checking.
     F32,
+}
+
+/// Values of a key or value that share a scale in [`KvType::Int8`].
+pub const KV_GROUP: usize = 32;
+
+impl KvType {
+    /// The type that a program's pages have where this one is configured. Codes need heads of whole groups, of 256 values at
+    /// most. Texts that are seen both ways are computed once and not kept. All others have f16 instead.
+    #[must_use]
+    pub fn within(self, program: &Program) -> Self {
+        let whole = |state: &State| match state {
+            State::Kv { head_dim, .. } => *head_dim <= 256 && (*head_dim as usize).is_multiple_of(KV_GROUP),
+            State::Recurrent { .. } => true,
+        };
+        let both_ways = |op: &Op| matches!(op, Op::Attend { both_ways: true, .. });
+        let fits = program.states().iter().all(whole)
+            && !program.parts().iter().flat_map(|part| &part.ops).any(both_ways);
+        if self == Self::Int8 && !fits { Self::F16 } else { self }
+    }
 }
 
 /// Form of the activations that quantised weights are multiplied with.

@@ -339,6 +339,14 @@ fn smollm2_answers_do_not_depend_on_what_is_reused() {
 }
 
 #[test]
+fn smollm2_answers_from_codes_do_not_depend_on_what_is_reused() {
+    let Some(model) = common::smollm2() else { return };
+    let codes = CpuOptions { kv: KvType::Int8, ..CpuOptions::default() };
+    check_reuse(&model, codes, 5, 9, 90);
+    check_chunks(&model, codes, &(0..70).map(|i| (i * 37 + 3) % 512).collect::<Vec<_>>());
+}
+
+#[test]
 fn tinystories_answers_do_not_depend_on_chunks_or_company() {
     let prompt: Vec<u32> = (0..150).map(|i| (i * 37 + 3) % 512).collect();
     for cpu in [EXACT, CpuOptions::default()] {

@@ -105,6 +105,15 @@ fn smollm2_in_eight_bits_loses_half_of_what_llama_cpp_does() {
     expected.check_loss(&mut runner, Part::WHOLE, INT8);
 }
 
+/// Codes in the cache lose less than the 8-bit activations beside them: together no more than llama.cpp with an f16 cache.
+#[test]
+fn smollm2_with_codes_in_its_cache_loses_no_more_than_llama_cpp_does() {
+    let Some(model) = common::smollm2() else { return };
+    let expected = Expected::read("smollm2", &model);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::Int8, KvType::Int8);
+    expected.check_loss(&mut runner, Part::WHOLE, Loss { ratio: 1.0, ..INT8 });
+}
+
 #[test]
 fn qwen_in_single_precision_gives_the_reference() {
     let Some(model) = common::qwen() else { return };

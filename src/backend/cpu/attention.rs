@@ -24,7 +24,7 @@ use super::pool::{Parts, Pool};
 use super::simd::{LANES, Level, Simd, vectorize};
 use super::slices::{Cuttable, Slices, Stretch};
 use super::step::Step;
-use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
+use crate::backend::{BackendError, KV_GROUP, KV_PAGE_TOKENS, KvType};
 
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -119,8 +119,10 @@ impl Partials {
 }
 
 vectorize!(fn tile_f16 = tile::<f16, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
+vectorize!(fn tile_i8 = tile::<i8, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
 vectorize!(fn tile_f32 = tile::<f32, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
 vectorize!(fn partial_f16 = partial::<f16, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
+vectorize!(fn partial_i8 = partial::<i8, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
 vectorize!(fn partial_f32 = partial::<f32, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
 vectorize!(fn merge_row = merge_row_lanes, (p: &Problem<'_>, row: usize, partials: &[f32], splits: Range<usize>, scratch: &mut AttentionScratch, out: &mut [f32]));
 
@@ -186,6 +188,7 @@ fn attend_by_tile(
     let grid = Grid { stride: cols, rows: tiles, cols: 0..cols, block_cols: p.group * head_dim };
     grid.run(pool, workers, out, |worker, block| match p.kv.kv() {
         KvType::F16 => tile_f16(level, p, block.rows(), &mut worker.attention, block),
+        KvType::Int8 => tile_i8(level, p, block.rows(), &mut worker.attention, block),
         KvType::F32 => tile_f32(level, p, block.rows(), &mut worker.attention, block),
     });
 }
@@ -210,6 +213,7 @@ fn attend_by_split(
         let part = unsafe { parts.take(chunk * item_len..(chunk + 1) * item_len) };
         match p.kv.kv() {
             KvType::F16 => partial_f16(level, p, item, scratch, part),
+            KvType::Int8 => partial_i8(level, p, item, scratch, part),
             KvType::F32 => partial_f32(level, p, item, scratch, part),
         }
     });
@@ -388,10 +392,10 @@ fn page<E: KvElement, S: Simd>(
     while q < queries.end {
         let n = (queries.end - q).min(S::SUMS / 4).max(1);
         match n {
-            4 => scores::<E, S, 4>(s, head.k, head_dim, q, scratch),
-            3 => scores::<E, S, 3>(s, head.k, head_dim, q, scratch),
-            2 => scores::<E, S, 2>(s, head.k, head_dim, q, scratch),
-            _ => scores::<E, S, 1>(s, head.k, head_dim, q, scratch),
+            4 => scores::<E, S, 4>(s, head, head_dim, q, scratch),
+            3 => scores::<E, S, 3>(s, head, head_dim, q, scratch),
+            2 => scores::<E, S, 2>(s, head, head_dim, q, scratch),
+            _ => scores::<E, S, 1>(s, head, head_dim, q, scratch),
         }
         let n = n.min(4);
         for q in q..q + n {
@@ -408,10 +412,10 @@ fn page<E: KvElement, S: Simd>(
             fetch(s, next);
         }
         match n {
-            4 => weigh::<E, S, 4>(s, head.v, &tokens, q, scratch),
-            3 => weigh::<E, S, 3>(s, head.v, &tokens, q, scratch),
-            2 => weigh::<E, S, 2>(s, head.v, &tokens, q, scratch),
-            _ => weigh::<E, S, 1>(s, head.v, &tokens, q, scratch),
+            4 => weigh::<E, S, 4>(s, head, &tokens, q, scratch),
+            3 => weigh::<E, S, 3>(s, head, &tokens, q, scratch),
+            2 => weigh::<E, S, 2>(s, head, &tokens, q, scratch),
+            _ => weigh::<E, S, 1>(s, head, &tokens, q, scratch),
         }
         q += n;
     }
@@ -447,7 +451,7 @@ fn fetch<E: KvElement, S: Simd>(s: S, elements: &[E]) {
 #[inline(always)]
 fn scores<E: KvElement, S: Simd, const Q: usize>(
     s: S,
-    k: &[E],
+    head: &KvHead<'_, E>,
     head_dim: usize,
     first: usize,
     scratch: &mut AttentionScratch,
@@ -455,9 +459,18 @@ fn scores<E: KvElement, S: Simd, const Q: usize>(
     let queries: [&[f32]; Q] =
         std::array::from_fn(|i| &scratch.queries[(first + i) * head_dim..][..head_dim]);
     let mut sums = [[s.splat(0.0); 2]; Q];
-    let (halves, _) = k.as_chunks::<LANES>();
+    let (halves, _) = head.k.as_chunks::<LANES>();
+    let (scale_halves, _) = head.k_scales.as_chunks::<LANES>();
+    let mut scales = [s.splat(1.0); 2];
     for (d, pair) in halves.chunks_exact(2).take(head_dim).enumerate() {
-        let keys = [E::load(s, &pair[0]), E::load(s, &pair[1])];
+        let mut keys = [E::load(s, &pair[0]), E::load(s, &pair[1])];
+        if E::SCALED {
+            if d % KV_GROUP == 0 {
+                let of_group = &scale_halves[d / KV_GROUP * 2..][..2];
+                scales = [s.load_f16(&of_group[0]), s.load_f16(&of_group[1])];
+            }
+            keys = [s.mul(keys[0], scales[0]), s.mul(keys[1], scales[1])];
+        }
         for i in 0..Q {
             let q = s.splat(queries[i][d]);
             sums[i] = [s.mul_add(keys[0], q, sums[i][0]), s.mul_add(keys[1], q, sums[i][1])];
@@ -504,19 +517,19 @@ fn softmax<S: Simd>(s: S, q: usize, tokens: &Range<usize>, scratch: &mut Attenti
 #[inline(always)]
 fn weigh<E: KvElement, S: Simd, const Q: usize>(
     s: S,
-    v: &[E],
+    head: &KvHead<'_, E>,
     tokens: &Range<usize>,
     first: usize,
     scratch: &mut AttentionScratch,
 ) {
-    let stride = v.len() / KV_PAGE_TOKENS / LANES;
+    let stride = head.v.len() / KV_PAGE_TOKENS / LANES;
     let mut column = 0;
     while column < stride {
         if S::SUMS >= 16 && stride - column >= 4 {
-            weigh_columns::<E, S, Q, 4>(s, v, tokens, first, column, scratch);
+            weigh_columns::<E, S, Q, 4>(s, head, tokens, first, column, scratch);
             column += 4;
         } else {
-            weigh_columns::<E, S, Q, 1>(s, v, tokens, first, column, scratch);
+            weigh_columns::<E, S, Q, 1>(s, head, tokens, first, column, scratch);
             column += 1;
         }
     }
@@ -526,13 +539,13 @@ fn weigh<E: KvElement, S: Simd, const Q: usize>(
 #[inline(always)]
 fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
     s: S,
-    v: &[E],
+    head: &KvHead<'_, E>,
     tokens: &Range<usize>,
     first: usize,
     column: usize,
     scratch: &mut AttentionScratch,
 ) {
-    let (v, _) = v.as_chunks::<LANES>();
+    let (v, _) = head.v.as_chunks::<LANES>();
     let stride = v.len() / KV_PAGE_TOKENS;
     let (state, _) = scratch.split.values.as_chunks_mut::<LANES>();
     let mut sums = [[s.splat(0.0); C]; Q];
@@ -541,12 +554,17 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
             sums[i][c] = s.load(&state[(first + i) * stride + column + c]);
         }
     }
+    let scales = value_scales::<E, S, C>(s, head, column);
     for (token, row) in tokens.clone().zip(v.chunks_exact(stride).skip(tokens.start)) {
         let row = &row[column..column + C];
+        let values: [S::V; C] = std::array::from_fn(|c| match E::SCALED {
+            true => s.mul(E::load(s, &row[c]), s.splat(scales[c][token])),
+            false => E::load(s, &row[c]),
+        });
         for (i, sums) in sums.iter_mut().enumerate() {
             let weight = s.splat(scratch.weights[first + i][token]);
-            for (sum, value) in sums.iter_mut().zip(row) {
-                *sum = s.mul_add(E::load(s, value), weight, *sum);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = s.mul_add(value, weight, *sum);
             }
         }
     }
@@ -555,6 +573,27 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
             s.store(sums[i][c], &mut state[(first + i) * stride + column + c]);
         }
     }
+}
+
+/// The scales of all tokens for each of `C` vectors of a value row from vector `column`; of no use for elements without
+/// scales.
+#[inline(always)]
+fn value_scales<E: KvElement, S: Simd, const C: usize>(
+    s: S,
+    head: &KvHead<'_, E>,
+    column: usize,
+) -> [[f32; KV_PAGE_TOKENS]; C] {
+    let mut scales = [[0.0; KV_PAGE_TOKENS]; C];
+    if E::SCALED {
+        let (halves, _) = head.v_scales.as_chunks::<LANES>();
+        for (c, of_column) in scales.iter_mut().enumerate() {
+            let of_group = &halves[(column + c) * LANES / KV_GROUP * 2..][..2];
+            for (half, out) in of_group.iter().zip(of_column.as_chunks_mut::<LANES>().0) {
+                s.store(s.load_f16(half), out);
+            }
+        }
+    }
+    scales
 }
 
 #[cfg(test)]

@@ -5,24 +5,34 @@
 //! head_dim rounded up to 16. K is transposed, so that one vector yields the scores of 16 tokens without a sum across
 //! lanes. V is stored by token, so that its weighted sum is a vector too. A key is written once and read by every
 //! later token, which pays for the scattered write.
+//!
+//! 8-bit codes have a scale for each [`KV_GROUP`] values of a token: `f16 [group][32 tokens]` after K, and again after V.
 
 use half::f16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::memory::Memory;
 use super::pool::Pool;
 use super::simd::{LANES, Level, Simd, vectorize};
-use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
+use crate::backend::{BackendError, KV_GROUP, KV_PAGE_TOKENS, KvType};
 use crate::program::{State, StateId};
 
 /// An element of the cache.
-pub trait KvElement: Copy + Send + Sync + 'static {
-    /// Value of all-zero bytes.
-    const ZERO: Self;
+pub trait KvElement:
+    Copy + Default + Send + Sync + FromBytes + IntoBytes + Immutable + KnownLayout + 'static
+{
+    /// Whether elements are codes, which have a scale for each [`KV_GROUP`] of them.
+    const SCALED: bool = false;
 
+    /// Sixteen elements, without their scale.
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V;
-    fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]);
     /// Writes one token's key and value of a head into that head's part of a page.
-    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]);
+    fn write(level: Level, rows: HeadRows<'_>, head: KvHeadMut<'_, Self>);
+}
+
+/// An element that holds a value by itself.
+pub trait Plain: KvElement {
+    fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]);
 }
 
 /// Key and value of one token and head, and the token's index in the page.
@@ -33,49 +43,64 @@ pub struct HeadRows<'a> {
     token: usize,
 }
 
-vectorize!(fn write_f16 = write_lanes::<_, f16>, (rows: HeadRows<'_>, k: &mut [f16], v: &mut [f16]));
-vectorize!(fn write_f32 = write_lanes::<_, f32>, (rows: HeadRows<'_>, k: &mut [f32], v: &mut [f32]));
+vectorize!(fn write_f16 = write_lanes::<_, f16>, (rows: HeadRows<'_>, head: KvHeadMut<'_, f16>));
+vectorize!(fn write_f32 = write_lanes::<_, f32>, (rows: HeadRows<'_>, head: KvHeadMut<'_, f32>));
+vectorize!(fn write_i8 = write_codes, (rows: HeadRows<'_>, head: KvHeadMut<'_, i8>));
 
 impl KvElement for f16 {
-    const ZERO: Self = f16::ZERO;
-
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V {
         simd.load_f16(from)
     }
+    fn write(level: Level, rows: HeadRows<'_>, head: KvHeadMut<'_, Self>) {
+        write_f16(level, rows, head);
+    }
+}
+
+impl Plain for f16 {
     #[inline(always)]
     fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]) {
         simd.store_f16(v, to);
     }
-    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]) {
-        write_f16(level, rows, k, v);
-    }
 }
 
 impl KvElement for f32 {
-    const ZERO: Self = 0.0;
-
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V {
         simd.load(from)
     }
+    fn write(level: Level, rows: HeadRows<'_>, head: KvHeadMut<'_, Self>) {
+        write_f32(level, rows, head);
+    }
+}
+
+impl Plain for f32 {
     #[inline(always)]
     fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]) {
         simd.store(v, to);
     }
-    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]) {
-        write_f32(level, rows, k, v);
+}
+
+impl KvElement for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V {
+        simd.load_i8(from)
+    }
+    fn write(level: Level, rows: HeadRows<'_>, head: KvHeadMut<'_, Self>) {
+        write_i8(level, rows, head);
     }
 }
 
 #[inline(always)]
-fn write_lanes<S: Simd, E: KvElement>(s: S, rows: HeadRows<'_>, k: &mut [E], v: &mut [E]) {
+fn write_lanes<S: Simd, E: Plain>(s: S, rows: HeadRows<'_>, head: KvHeadMut<'_, E>) {
     let HeadRows { key, value, token } = rows;
-    let v_row = &mut v[token * value.len().next_multiple_of(LANES)..][..value.len()];
+    let v_row = &mut head.v[token * value.len().next_multiple_of(LANES)..][..value.len()];
     for (value, out) in value.chunks(LANES).zip(v_row.chunks_mut(LANES)) {
         out.copy_from_slice(&narrow::<S, E>(s, value)[..value.len()]);
     }
-    for (key, columns) in key.chunks(LANES).zip(k.chunks_mut(LANES * KV_PAGE_TOKENS)) {
+    for (key, columns) in key.chunks(LANES).zip(head.k.chunks_mut(LANES * KV_PAGE_TOKENS)) {
         let narrow = narrow::<S, E>(s, key);
         for (x, column) in narrow.iter().zip(columns.chunks_exact_mut(KV_PAGE_TOKENS)) {
             column[token] = *x;
@@ -85,23 +110,71 @@ fn write_lanes<S: Simd, E: KvElement>(s: S, rows: HeadRows<'_>, k: &mut [E], v: 
 
 /// Converts up to sixteen values; the rest of the sixteen are zero.
 #[inline(always)]
-fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
+fn narrow<S: Simd, E: Plain>(s: S, values: &[f32]) -> [E; LANES] {
     let mut wide = [0.0; LANES];
     wide[..values.len()].copy_from_slice(values);
-    let mut narrow = [E::ZERO; LANES];
+    let mut narrow = [E::default(); LANES];
     E::store(s, s.load(&wide), &mut narrow);
     narrow
 }
 
-/// Bytes of memory per page; `u64::MAX` if it exceeds the address space.
-pub fn page_bytes(states: &[State], kv: KvType) -> u64 {
-    let (_, mapped_bytes) = place(states, kv, |_| {}).unwrap_or((0, usize::MAX));
-    mapped_bytes as u64
+#[inline(always)]
+fn write_codes<S: Simd>(s: S, rows: HeadRows<'_>, head: KvHeadMut<'_, i8>) {
+    let HeadRows { key, value, token } = rows;
+    let v_row = &mut head.v[token * value.len().next_multiple_of(LANES)..][..value.len()];
+    let outs = v_row.chunks_exact_mut(KV_GROUP).zip(head.v_scales.chunks_exact_mut(KV_PAGE_TOKENS));
+    for ((values, scales), group) in outs.zip(value.as_chunks::<KV_GROUP>().0) {
+        let (scale, codes) = quantised(s, group);
+        values.copy_from_slice(&codes);
+        scales[token] = scale;
+    }
+    let columns = head.k.chunks_exact_mut(KV_GROUP * KV_PAGE_TOKENS);
+    let outs = columns.zip(head.k_scales.chunks_exact_mut(KV_PAGE_TOKENS));
+    for ((columns, scales), group) in outs.zip(key.as_chunks::<KV_GROUP>().0) {
+        let (scale, codes) = quantised(s, group);
+        for (code, column) in codes.iter().zip(columns.chunks_exact_mut(KV_PAGE_TOKENS)) {
+            column[token] = *code;
+        }
+        scales[token] = scale;
+    }
 }
 
-/// Position of one state's keys and values in a page, in elements.
+/// The scale of a group of values, and their codes: the greatest magnitude has the code 127 or -127. If a value is not
+/// finite, the scale is NaN, so that an overflow is not hidden.
+#[inline(always)]
+fn quantised<S: Simd>(s: S, values: &[f32; KV_GROUP]) -> (f16, [i8; KV_GROUP]) {
+    let (halves, _) = values.as_chunks::<LANES>();
+    let [low, high] = [s.load(&halves[0]), s.load(&halves[1])];
+    let zero = s.splat(0.0);
+    let most = |v| s.reduce_max(s.max(v, s.sub(zero, v)));
+    // Zero, unless a value is infinite or NaN.
+    let fault = s.reduce_add(s.add(s.mul(low, zero), s.mul(high, zero)));
+    let mut scales = [f16::ZERO; LANES];
+    s.store_f16(s.splat(most(low).max(most(high)) / 127.0 + fault), &mut scales);
+    let mut wide = [0.0; LANES];
+    s.store(s.load_f16(&scales), &mut wide);
+    let inverse = if wide[0] > 0.0 { 1.0 / wide[0] } else { 0.0 };
+    let mut codes = [0i8; KV_GROUP];
+    for (half, codes) in [low, high].into_iter().zip(codes.as_chunks_mut::<LANES>().0) {
+        // A scale that is rounded down leaves values above 127 of it.
+        let within = s.max(s.splat(-127.0), s.min(s.splat(127.0), s.mul(half, s.splat(inverse))));
+        s.store(s.round(within), &mut wide);
+        for (code, value) in codes.iter_mut().zip(wide) {
+            *code = value as i8;
+        }
+    }
+    (scales[0], codes)
+}
+
+/// Bytes of memory per page; `u64::MAX` if it exceeds the address space.
+pub fn page_bytes(states: &[State], kv: KvType) -> u64 {
+    place(states, kv, |_| {}).unwrap_or(usize::MAX) as u64
+}
+
+/// Position of one state's keys and values in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
+    /// Bytes from the page's start.
     start: usize,
     /// Number of KV heads.
     pub heads: usize,
@@ -109,47 +182,75 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Distance between V rows of a head: head_dim rounded up to whole vectors.
     pub head_stride: usize,
+    /// Bytes of an element.
+    element: usize,
+    /// Scales of a token's key, and of its value.
+    groups: usize,
 }
 
 impl KvLayout {
-    fn k_len(&self) -> usize {
-        self.head_dim * KV_PAGE_TOKENS
-    }
-
-    fn head_len(&self) -> usize {
-        (self.head_dim + self.head_stride) * KV_PAGE_TOKENS
-    }
-
-    fn head_start(&self, head: usize) -> usize {
-        assert!(head < self.heads, "a head outside the page");
-        self.start + head * self.head_len()
-    }
-}
-
-/// Places every state. Returns the elements of a page and the bytes of its mapping, rounded to whole kernel pages,
-/// the unit in which the kernel gives memory. `None` if a page exceeds the address space.
-fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option<(usize, usize)> {
-    let mut end = 0usize;
-    for state in states {
+    /// `None` if the state exceeds the address space.
+    fn new(state: &State, kv: KvType, start: usize) -> Option<Self> {
         let (heads, head_dim) = match state {
             State::Kv { heads, head_dim } => (*heads as usize, *head_dim as usize),
             State::Recurrent { .. } => (0, 0),
         };
+        let groups = if kv == KvType::Int8 { head_dim.div_ceil(KV_GROUP) } else { 0 };
         let head_stride = head_dim.checked_next_multiple_of(LANES)?;
-        take(KvLayout { start: end, heads, head_dim, head_stride });
-        let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
-        end = end.checked_add(head.checked_mul(heads)?)?;
+        let layout = Self { start, heads, head_dim, head_stride, element: element_bytes(kv), groups };
+        let elements = head_dim.checked_add(head_stride)?.checked_mul(layout.element)?;
+        let token = elements.checked_add(groups.checked_mul(2 * size_of::<f16>())?)?;
+        start.checked_add(token.checked_mul(KV_PAGE_TOKENS)?.checked_mul(heads)?)?;
+        Some(layout)
     }
-    let mapped_bytes =
-        end.checked_mul(element_bytes(kv))?.checked_next_multiple_of(rustix::param::page_size())?;
+
+    fn k_bytes(&self) -> usize {
+        self.head_dim * KV_PAGE_TOKENS * self.element
+    }
+
+    fn v_bytes(&self) -> usize {
+        self.head_stride * KV_PAGE_TOKENS * self.element
+    }
+
+    /// Bytes of the scales of all keys of a head, and again of its values.
+    fn scale_bytes(&self) -> usize {
+        self.groups * KV_PAGE_TOKENS * size_of::<f16>()
+    }
+
+    fn head_bytes(&self) -> usize {
+        self.k_bytes() + self.v_bytes() + 2 * self.scale_bytes()
+    }
+
+    /// Bytes from the page's start to the end of the state.
+    fn end(&self) -> usize {
+        self.start + self.heads * self.head_bytes()
+    }
+
+    fn head_start(&self, head: usize) -> usize {
+        assert!(head < self.heads, "a head outside the page");
+        self.start + head * self.head_bytes()
+    }
+}
+
+/// Places every state. Returns the bytes of a page's mapping, rounded to whole kernel pages, the unit in which the kernel
+/// gives memory. `None` if a page exceeds the address space.
+fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option<usize> {
+    let mut end = 0usize;
+    for state in states {
+        let layout = KvLayout::new(state, kv, end)?;
+        end = layout.end();
+        take(layout);
+    }
+    let mapped_bytes = end.checked_next_multiple_of(rustix::param::page_size())?;
     // A program without keys and values has pages all the same: they count positions.
     let mapped_bytes = mapped_bytes.max(rustix::param::page_size());
-    isize::try_from(mapped_bytes).is_ok().then_some((end, mapped_bytes))
+    isize::try_from(mapped_bytes).is_ok().then_some(mapped_bytes)
 }
 
 fn element_bytes(kv: KvType) -> usize {
     match kv {
         KvType::F16 => 2,
+        KvType::Int8 => 1,
         KvType::F32 => 4,
     }
 }
@@ -158,16 +259,26 @@ fn element_bytes(kv: KvType) -> usize {
 pub struct KvHead<'a, E> {
     /// Shape `[head_dim][32 tokens]`.
     pub k: &'a [E],
+    /// Shape `[groups][32 tokens]`; empty for elements without scales.
+    pub k_scales: &'a [f16],
     /// Shape `[32 tokens][head_stride]`.
     pub v: &'a [E],
+    /// As those of keys.
+    pub v_scales: &'a [f16],
+}
+
+/// As [`KvHead`], to write.
+pub struct KvHeadMut<'a, E> {
+    k: &'a mut [E],
+    k_scales: &'a mut [f16],
+    v: &'a mut [E],
+    v_scales: &'a mut [f16],
 }
 
 /// The KV pages of one model.
 pub struct KvPool {
     /// Layout by state number.
     layouts: Vec<KvLayout>,
-    /// Elements per page.
-    page_len: usize,
     /// Bytes of a page's mapping.
     mapped_bytes: usize,
     kv: KvType,
@@ -197,8 +308,8 @@ impl KvPool {
         let mut layouts = Vec::new();
         let placed = place(states, kv, |layout| layouts.push(layout));
         let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: u64::MAX };
-        let (page_len, mapped_bytes) = placed.ok_or(refused)?;
-        Ok(Self { layouts, page_len, mapped_bytes, kv, size, pages: Vec::new(), used: 0 })
+        let mapped_bytes = placed.ok_or(refused)?;
+        Ok(Self { layouts, mapped_bytes, kv, size, pages: Vec::new(), used: 0 })
     }
 
     /// Position of a state in each page.
@@ -246,7 +357,7 @@ impl KvPool {
         let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: bytes as u64 };
         let mut memory = Memory::zeroed(bytes, true).ok_or(refused)?;
         if cfg!(debug_assertions) {
-            memory.bytes_mut().fill(0xff); // NaN in both types, so that a read of unwritten values shows
+            memory.bytes_mut().fill(0xff); // NaN in all types (as a scale of codes), so that a read of unwritten values shows
         }
         self.pages[page as usize] = Some(memory);
         self.used += 1;
@@ -313,20 +424,18 @@ impl KvPool {
         }
     }
 
-    /// Start of a page as elements. Panics if the page has no memory (a broken invariant: `begin_step` checks all
-    /// pages).
-    fn base<E: KvElement>(&self, page: u32) -> *mut E {
-        assert_eq!(size_of::<E>(), element_bytes(self.kv), "element type of another pool");
+    /// Start of a head in a page with memory. Panics if the page has none, or if the head does not lie in it. Another
+    /// pool's element type panics too. `begin_step` checks all pages, so these would be broken invariants.
+    fn head_base<E: KvElement>(&self, page: u32, layout: &KvLayout, head: usize) -> *mut u8 {
+        assert!(
+            size_of::<E>() == layout.element && E::SCALED == (layout.groups > 0),
+            "another pool's element type"
+        );
         let memory = self.pages.get(page as usize).and_then(Option::as_ref);
         assert!(memory.is_some_and(|m| m.len() == self.mapped_bytes), "a KV page without memory");
-        memory.map_or(std::ptr::null_mut(), |m| m.base().cast())
-    }
-
-    /// Start of a head in a page; panics unless the whole head lies in it.
-    fn head_start(&self, layout: &KvLayout, head: usize) -> usize {
         let start = layout.head_start(head);
-        assert!(start + layout.head_len() <= self.page_len, "a head outside the page");
-        start
+        assert!(start + layout.head_bytes() <= self.mapped_bytes, "a head outside the page");
+        memory.map_or(std::ptr::null_mut(), |m| m.base().wrapping_add(start))
     }
 
     /// Keys and values of one head.
@@ -334,14 +443,14 @@ impl KvPool {
     /// # Panics
     /// If the page has no memory, or `E` is not the pool's element type (broken invariants of this backend).
     pub fn head<E: KvElement>(&self, page: u32, layout: &KvLayout, head: usize) -> KvHead<'_, E> {
-        let start = self.head_start(layout, head);
-        let base = self.base::<E>(page);
-        // SAFETY: `base` checked that the page is a live mapping of all heads' elements, and `head_start` that the head
-        // lies in it. Elements are aligned, since mappings start at page boundaries. Any bytes are an f16 or f32. The
-        // mapping lives as long as `&self`; writes go through `&mut self` only.
-        let head = unsafe { std::slice::from_raw_parts(base.add(start), layout.head_len()) };
-        let (k, v) = head.split_at(layout.k_len());
-        KvHead { k, v }
+        let base = self.head_base::<E>(page, layout, head);
+        // SAFETY: `head_base` checked that the head's bytes lie in a live mapping. It lives as long as `&self`; writes go
+        // through `&mut self` only.
+        let bytes = unsafe { std::slice::from_raw_parts(base, layout.head_bytes()) };
+        let (k, rest) = bytes.split_at(layout.k_bytes());
+        let (k_scales, rest) = rest.split_at(layout.scale_bytes());
+        let (v, v_scales) = rest.split_at(layout.v_bytes());
+        KvHead { k: elements(k), k_scales: elements(k_scales), v: elements(v), v_scales: elements(v_scales) }
     }
 
     /// Writes key and value of each row to its place, for all heads of a state. `rows(row, head)` returns both,
@@ -359,6 +468,8 @@ impl KvPool {
         let head = |kv_head: usize| match this.kv {
             // SAFETY: see `write_head`: only this call has `kv_head`, and `&mut self` keeps readers away.
             KvType::F16 => unsafe { this.write_head::<f16>(level, &layout, kv_head, places, &rows) },
+            // SAFETY: as above.
+            KvType::Int8 => unsafe { this.write_head::<i8>(level, &layout, kv_head, places, &rows) },
             // SAFETY: as above.
             KvType::F32 => unsafe { this.write_head::<f32>(level, &layout, kv_head, places, &rows) },
         };
@@ -379,117 +490,40 @@ impl KvPool {
         places: &[KvPlace],
         rows: &impl Fn(usize, usize) -> [&'r [f32]; 2],
     ) {
-        let start = self.head_start(layout, kv_head);
         for (row, place) in places.iter().enumerate() {
-            let base = self.base::<E>(place.page);
-            // SAFETY: in bounds and aligned as in `head`. `base` is the mapping's own pointer, made from no
-            // reference, so it may be written through. The caller has exclusive use of the head: heads do not
-            // overlap.
-            let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), layout.head_len()) };
-            let (k, v) = head.split_at_mut(layout.k_len());
+            let base = self.head_base::<E>(place.page, layout, kv_head);
+            // SAFETY: in bounds as in `head`. `base` is the mapping's own pointer, made from no reference, so it may be
+            // written through. The caller has exclusive use of the head: heads do not overlap.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(base, layout.head_bytes()) };
+            let (k, rest) = bytes.split_at_mut(layout.k_bytes());
+            let (k_scales, rest) = rest.split_at_mut(layout.scale_bytes());
+            let (v, v_scales) = rest.split_at_mut(layout.v_bytes());
             let [key, value] = rows(row, kv_head);
             let token = place.token as usize;
-            E::write(level, HeadRows { key, value, token }, k, v);
+            let head = KvHeadMut {
+                k: elements_mut(k),
+                k_scales: elements_mut(k_scales),
+                v: elements_mut(v),
+                v_scales: elements_mut(v_scales),
+            };
+            E::write(level, HeadRows { key, value, token }, head);
         }
     }
+}
+
+/// Bytes as elements. A head's parts begin at multiples of 32 bytes of a mapping, so any element is aligned.
+fn elements<T: FromBytes + Immutable + KnownLayout>(bytes: &[u8]) -> &[T] {
+    let elements = <[T]>::ref_from_bytes(bytes);
+    debug_assert!(elements.is_ok(), "parts of a head are aligned");
+    elements.unwrap_or_default()
+}
+
+/// As [`elements`], to write.
+fn elements_mut<T: FromBytes + IntoBytes + KnownLayout>(bytes: &mut [u8]) -> &mut [T] {
+    let elements = <[T]>::mut_from_bytes(bytes);
+    debug_assert!(elements.is_ok(), "parts of a head are aligned");
+    elements.unwrap_or_default()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::simd::tests::levels;
-    use super::*;
-    const STATES: [State; 2] = [State::Kv { heads: 2, head_dim: 20 }; 2];
-
-    fn check_written<E: KvElement + Into<f32>>(kv: KvType, level: Level) {
-        let mut pages = KvPool::new(&STATES, kv, 3).unwrap();
-        let [first, second] = [0, 1].map(|state| pages.layout(StateId(state)));
-        let mut workers = Pool::new(2).unwrap();
-        pages.materialise(1).unwrap();
-        pages.materialise(2).unwrap();
-        let places = [KvPlace { page: 2, token: 31 }, KvPlace { page: 1, token: 0 }];
-        // Halves are exact in f16. Each row holds keys of two heads, then values of two heads.
-        let data: Vec<f32> = (0..160).map(|i| i as f32 * 0.5).collect();
-        let rows = |row: usize, head: usize| {
-            [&data[row * 80 + head * 20..][..20], &data[row * 80 + 40 + head * 20..][..20]]
-        };
-        pages.write(&mut workers, true, level, second, &places, rows);
-        for (row, place) in places.into_iter().enumerate() {
-            for kv_head in 0..2 {
-                let head = pages.head::<E>(place.page, &second, kv_head);
-                let (token, [key, value]) = (place.token as usize, rows(row, kv_head));
-                for d in 0..20 {
-                    assert_eq!(head.k[d * 32 + token].into(), key[d]);
-                    assert_eq!(head.v[token * 32 + d].into(), value[d]);
-                }
-                // Pages start as NaN in tests.
-                let written = |x: &&E| !(**x).into().is_nan();
-                assert_eq!(head.k.iter().chain(head.v).filter(written).count(), 40);
-                assert!(pages.head::<E>(place.page, &first, kv_head).k.iter().all(|&x| x.into().is_nan()));
-            }
-        }
-    }
-
-    #[test]
-    fn rows_land_in_their_places_and_nowhere_else() {
-        for (_, level) in levels() {
-            check_written::<f16>(KvType::F16, level);
-            check_written::<f32>(KvType::F32, level);
-        }
-    }
-
-    #[test]
-    fn pages_take_memory_from_first_use_until_release() {
-        let mut pages = KvPool::new(&STATES, KvType::F16, 2).unwrap();
-        // 2 states, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, rounded to whole kernel pages.
-        let values = 2 * 2 * 32 * 52 * 2_u64;
-        let whole = values.next_multiple_of(rustix::param::page_size() as u64);
-        assert_eq!((pages.bytes(), pages.page_bytes()), (0, whole));
-        assert_eq!(page_bytes(&STATES, KvType::F16), whole);
-        pages.materialise(1).unwrap();
-        pages.materialise(1).unwrap();
-        assert_eq!(pages.bytes(), pages.page_bytes());
-        assert!(pages.is_used(1) && !pages.is_used(0) && !pages.is_used(7));
-        assert!(matches!(pages.materialise(2), Err(BackendError::Batch(_))));
-        for page in [0, 1, 1, 7] {
-            pages.release(page);
-        }
-        assert_eq!(pages.bytes(), 0);
-    }
-
-    #[test]
-    fn counted_bytes_are_those_that_the_kernel_gives() {
-        // Heads of 2 values: V rows of 16, and 2304 bytes per page, which takes a whole kernel page.
-        let tiny = [State::Kv { heads: 2, head_dim: 2 }];
-        for kv in [KvType::F16, KvType::F32] {
-            let mut pool = KvPool::new(&tiny, kv, u32::MAX).unwrap();
-            pool.materialise(0).unwrap();
-            let mapping = pool.pages[0].as_ref().unwrap();
-            assert_eq!(mapping.len() as u64, page_bytes(&tiny, kv));
-            assert!(mapping.len().is_multiple_of(rustix::param::page_size()));
-            assert!(mapping.len() >= 2 * 32 * (2 + 16) * element_bytes(kv));
-        }
-    }
-
-    #[test]
-    fn a_pool_of_millions_of_pages_has_a_table_of_those_in_use() {
-        let mut pool = KvPool::new(&STATES, KvType::F16, u32::MAX).unwrap();
-        assert_eq!(pool.pages.capacity(), 0);
-        pool.materialise(3).unwrap();
-        assert_eq!((pool.pages.len(), pool.bytes()), (4, pool.page_bytes()));
-        assert!(pool.is_used(3) && !pool.is_used(0) && !pool.is_used(1 << 30));
-        pool.release(1 << 30);
-        pool.release(3);
-        assert_eq!(pool.bytes(), 0);
-    }
-
-    #[test]
-    fn pages_beyond_the_address_space_are_refused() {
-        let huge = [State::Kv { heads: u32::MAX, head_dim: u32::MAX }];
-        assert!(matches!(KvPool::new(&huge, KvType::F16, 1), Err(BackendError::OutOfMemory { .. })));
-        assert_eq!(page_bytes(&huge, KvType::F16), u64::MAX);
-        let large = [State::Kv { heads: 1 << 31, head_dim: 1 << 16 }];
-        let mut pages = KvPool::new(&large, KvType::F16, 1).unwrap();
-        assert!(matches!(pages.materialise(0), Err(BackendError::OutOfMemory { .. })));
-        assert_eq!(pages.bytes(), 0);
-    }
-}
+mod tests;

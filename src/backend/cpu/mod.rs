@@ -206,7 +206,7 @@ impl Backend for CpuBackend {
         if let Some(refusal) = refuses(program) {
             return Err(refusal);
         }
-        let model = OpenModel::open(program, limits, self.kv, kv_pages, !self.unfused)?;
+        let model = OpenModel::open(program, limits, self.kv.within(program), kv_pages, !self.unfused)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
         self.models.insert(slot, model);
@@ -245,6 +245,7 @@ impl Backend for CpuBackend {
     fn page_layout(&self) -> &'static str {
         match self.kv {
             KvType::F16 => "cpu f16",
+            KvType::Int8 => "cpu int8",
             KvType::F32 => "cpu f32",
         }
     }
@@ -267,6 +268,7 @@ impl Backend for CpuBackend {
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.kv {
             KvType::F16 => |program| kv::page_bytes(program.states(), KvType::F16),
+            KvType::Int8 => |program| kv::page_bytes(program.states(), KvType::Int8.within(program)),
             KvType::F32 => |program| kv::page_bytes(program.states(), KvType::F32),
         }
     }

@@ -22,6 +22,7 @@ pub trait Simd: Copy + Send + Sync {
     fn load(self, from: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
     fn load_f16(self, from: &[f16; LANES]) -> Self::V;
+    fn load_i8(self, from: &[i8; LANES]) -> Self::V;
     /// Rounds to nearest, ties to even, as `half` does.
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -92,6 +93,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::V {
         from.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::V {
+        from.map(f32::from)
     }
     #[inline(always)]
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
@@ -224,6 +229,15 @@ mod x86 {
             unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))] }
         }
         #[inline(always)]
+        fn load_i8(self, from: &[i8; LANES]) -> Self::V {
+            // SAFETY: AVX2 was detected; the load is exactly the array.
+            unsafe {
+                let all = _mm_loadu_si128(from.as_ptr().cast());
+                let high = _mm_unpackhi_epi64(all, all);
+                [all, high].map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half)))
+            }
+        }
+        #[inline(always)]
         fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
             let to = to.as_mut_ptr().cast::<__m128i>();
             // SAFETY: F16C was detected; f16 is 16 bits, so both stores lie in the array of sixteen.
@@ -348,6 +362,11 @@ mod x86 {
         fn load_f16(self, from: &[f16; LANES]) -> Self::V {
             // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the load is exactly the array.
             unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn load_i8(self, from: &[i8; LANES]) -> Self::V {
+            // SAFETY: AVX-512 F was detected; the load is exactly the array.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
         }
         #[inline(always)]
         fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {

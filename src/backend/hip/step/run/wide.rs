@@ -18,7 +18,8 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let kernel = match self.bound.modes.kv {
-            KvType::F16 => AttnWide::attn_wide_f16,
+            // Wide heads have no pages of codes ([`KvType::within`]).
+            KvType::F16 | KvType::Int8 => AttnWide::attn_wide_f16,
             KvType::F32 => AttnWide::attn_wide_f32,
         };
         let cols = (unit.heads * unit.head_dim) as usize;
