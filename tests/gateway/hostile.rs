@@ -83,6 +83,31 @@ fn a_slow_reader_holds_nobody_and_its_answer_waits_in_the_daemon() {
 }
 
 #[test]
+fn a_stream_keeps_its_place_whoever_connects_and_asks_nothing() {
+    let settings = Settings { connections: 4, ..Settings::default() };
+    let door = Door::open_with("127.0.0.1:0", None, settings);
+    // More than fits into the buffers on its way: it is under way until it is read.
+    let body = json!({
+        "model": CHATTY, "messages": [{"role": "user", "content": "ab"}], "temperature": 0, "stream": true,
+        "logprobs": true, "top_logprobs": 20,
+    });
+    let mut stream = door.connect();
+    stream.post("/v1/chat/completions", &body.to_string());
+    door.await_metric("rocmforge_gateway_streams_open 1");
+    for sends in ["", "GET /livez HTTP/1.1\r\nX: aaaa"] {
+        let idle = |_| {
+            let mut connection = door.connect();
+            connection.send(sends);
+            connection
+        };
+        let _crowd: Vec<_> = (0..64).map(idle).collect();
+        assert_eq!(door.get("/livez").status, 200);
+    }
+    let events = stream.response().unwrap().events();
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
 fn bodies_are_bounded_and_must_be_json() {
     let settings = Settings { body_bytes: 1 << 20, ..Settings::default() };
     let door = Door::open_with("127.0.0.1:0", None, settings);

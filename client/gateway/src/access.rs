@@ -3,8 +3,9 @@
 //! A loopback address alone does not keep web pages out: a browser on the machine sends their requests there too. A page
 //! may also have a name of its own that leads to 127.0.0.1. Both show in the headers `Origin` and `Host`.
 
+use std::fmt;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,6 +43,48 @@ impl Identity {
     #[cfg(test)]
     pub const fn of_test(number: u8) -> Self {
         Self::Token([number; 32])
+    }
+}
+
+/// Bits of an IPv6 address that name a machine of a network: whoever has one of them has all.
+const HOST_BITS: u32 = 64;
+
+/// The other end of connections, as far as the gateway knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Peer {
+    /// All users of this machine: a loopback address does not tell them apart.
+    Machine,
+    /// Another machine, or an IPv6 network.
+    Address(IpAddr),
+    /// A user of this machine, by uid.
+    User(u32),
+    /// The holder of the token on this line of the file.
+    Token(usize),
+}
+
+impl Peer {
+    /// The peer at a TCP address.
+    pub fn of_address(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            address if address.is_loopback() => Self::Machine,
+            IpAddr::V6(address) => {
+                let network = address.to_bits() & (u128::MAX << HOST_BITS);
+                Self::Address(Ipv6Addr::from_bits(network).into())
+            }
+            address => Self::Address(address),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine => f.write_str("this machine"),
+            Self::Address(IpAddr::V6(network)) => write!(f, "{network}/{}", u128::BITS - HOST_BITS),
+            Self::Address(address) => write!(f, "{address}"),
+            Self::User(uid) => write!(f, "uid {uid}"),
+            Self::Token(line) => write!(f, "the token on line {line}"),
+        }
     }
 }
 
@@ -176,11 +219,32 @@ impl Access {
         }
     }
 
-    /// The rules of one connection, with its peer's uid if the kernel tells it.
-    pub fn of_connection(&self, peer: Option<u32>) -> Self {
+    /// The rules of one connection of this peer.
+    pub fn of_connection(&self, peer: Peer) -> Self {
         match (self, peer) {
-            (Self::File, Some(uid)) => Self::Peer(uid),
+            (Self::File, Peer::User(uid)) => Self::Peer(uid),
             (rules, _) => rules.clone(),
+        }
+    }
+
+    /// The caller as a peer; `None` if the request says no more than its connection.
+    pub fn peer(&self, caller: Identity) -> Option<Peer> {
+        match (self, caller) {
+            (_, Identity::Peer(uid)) => Some(Peer::User(uid)),
+            (Self::Token(tokens), Identity::Token(digest)) => {
+                let known = tokens.all().iter().find(|token| token.digest == digest);
+                known.map(|token| Peer::Token(token.line))
+            }
+            _ => None,
+        }
+    }
+
+    /// True if requests may come from several callers that can be told apart.
+    pub fn tells_callers_apart(&self) -> bool {
+        match self {
+            Self::Token(tokens) => tokens.all().len() > 1,
+            Self::Peer(_) => true,
+            Self::Loopback | Self::File => false,
         }
     }
 
@@ -319,12 +383,34 @@ mod tests {
     }
 
     #[test]
+    fn peers_are_machines_networks_users_and_tokens() {
+        let of_address = |text: &str| Peer::of_address(text.parse().unwrap()).to_string();
+        for (address, peer) in [
+            ("127.0.0.9", "this machine"),
+            ("::1", "this machine"),
+            ("::ffff:127.0.0.1", "this machine"),
+            ("::ffff:10.1.2.3", "10.1.2.3"),
+            ("10.1.2.3", "10.1.2.3"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ] {
+            assert_eq!(of_address(address), peer);
+        }
+        let access = Access::Token(Tokens::of("0123456789abcdef\n\nfedcba9876543210").unwrap());
+        let caller = access.check(&headers(&[("x-api-key", "fedcba9876543210")]), None).unwrap();
+        assert_eq!(access.peer(caller).map(|peer| peer.to_string()).unwrap(), "the token on line 3");
+        assert!(access.tells_callers_apart());
+        assert!(!Access::Token(Tokens::of("0123456789abcdef").unwrap()).tells_callers_apart());
+        assert_eq!(Access::Peer(7).peer(Identity::Peer(7)), Some(Peer::User(7)));
+        assert_eq!(Access::Loopback.peer(Identity::Anyone), None);
+    }
+
+    #[test]
     fn callers_of_a_unix_socket_are_told_apart_by_uid() {
         let caller = |access: Access, peer| access.of_connection(peer).check(&headers(&[]), None).ok();
-        assert_eq!(caller(Access::File, Some(1000)), Some(Identity::Peer(1000)));
-        assert_eq!(caller(Access::File, None), Some(Identity::Anyone));
+        assert_eq!(caller(Access::File, Peer::User(1000)), Some(Identity::Peer(1000)));
+        assert_eq!(caller(Access::File, Peer::Machine), Some(Identity::Anyone));
         let tokens = Access::Token(Tokens::of("0123456789abcdef").unwrap());
-        assert_eq!(caller(tokens, Some(1000)), None, "a token is asked for all the same");
+        assert_eq!(caller(tokens, Peer::User(1000)), None, "a token is asked for all the same");
     }
 
     #[test]

@@ -61,7 +61,9 @@ pub struct Arguments {
     /// Most MiB of a request's body
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub body_mib: u32,
-    /// Most open HTTP connections; more wait until one ends
+    /// Most open HTTP connections. If there are so many, a new one takes the place of the one that has waited longest for a
+    /// request. If all have one under way, it waits. Tokens, or users of a Unix socket, may each have as many requests under
+    /// way as would then still be possible
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub connections: u32,
     /// After SIGTERM, answer for so many seconds as before, while /health says 503: for routers that need time to notice

@@ -19,6 +19,7 @@ mod failure;
 mod generation;
 mod inherited;
 mod kept;
+mod life;
 mod listen;
 mod load;
 mod metrics;
@@ -26,6 +27,7 @@ mod models;
 mod ollama;
 mod openai;
 mod params;
+mod places;
 mod reply;
 mod rerank;
 mod routes;
@@ -86,10 +88,20 @@ pub struct Settings {
     pub drain: Duration,
     /// `/metrics` needs no token.
     pub open_metrics: bool,
+    /// Time for the head of a request: from its first byte, or from the connection's start.
+    pub head: Duration,
+    /// Time in which a connection may rest after an answer, where nobody needs its place.
+    pub idle: Duration,
 }
 
 /// Time for running answers of a gateway that stops.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// Time for the head of a request.
+const HEAD: Duration = Duration::from_secs(10);
+
+/// Time between two requests of a connection: longer than clients and routers usually keep an unused one.
+const IDLE: Duration = Duration::from_secs(75);
 
 impl Default for Settings {
     fn default() -> Self {
@@ -100,6 +112,8 @@ impl Default for Settings {
             notice: Duration::ZERO,
             drain: DRAIN,
             open_metrics: false,
+            head: HEAD,
+            idle: IDLE,
         }
     }
 }
@@ -202,6 +216,7 @@ fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
         notice: Duration::from_secs(arguments.notice_s.into()),
         drain: Duration::from_secs(arguments.drain_s.into()),
         open_metrics: arguments.open_metrics,
+        ..Settings::default()
     };
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(THREADS).enable_all().build().map_err(system)?;

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::Sleep;
 
-use crate::access::{Access, Tokens};
+use crate::access::{Access, Peer, Tokens};
 
 /// Where to listen without a word about it: the port beside Ollama's.
 pub const DEFAULT_ADDRESS: &str = "127.0.0.1:11435";
@@ -28,6 +28,10 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bytes that the kernel keeps for a client that reads slowly.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
+
+/// Clients that the kernel lets wait for the gateway to accept them: as many as with a socket of systemd. With fewer, a burst makes
+/// others' connections take a second, after which their systems try again.
+const BACKLOG: i32 = 4096;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +99,7 @@ impl Listener {
             Address::Tcp(tcp) => {
                 let access = Access::of_address(*tcp, tokens)?;
                 let listener = std::net::TcpListener::bind(tcp).map_err(failed)?;
+                rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
                 Self::tcp(listener, access, false).map_err(failed)
             }
             Address::Unix(path) => {
@@ -162,16 +167,20 @@ impl Listener {
     /// # Errors
     /// Errors of the kernel, such as a lack of descriptors.
     pub async fn accept(&self) -> io::Result<Socket> {
-        let stream = match &self.socket {
+        let (stream, peer) = match &self.socket {
             Listening::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
                 sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES)?;
-                Stream::Tcp(stream)
+                (Stream::Tcp(stream), Peer::of_address(from.ip()))
             }
-            Listening::Unix(listener) => Stream::Unix(listener.accept().await?.0),
+            Listening::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+                (Stream::Unix(stream), uid.map_or(Peer::Machine, Peer::User))
+            }
         };
-        Ok(Socket { stream, stalled: None })
+        Ok(Socket { stream, peer, stalled: None })
     }
 }
 
@@ -205,6 +214,7 @@ enum Stream {
 #[derive(Debug)]
 pub struct Socket {
     stream: Stream,
+    peer: Peer,
     /// Runs while the client takes nothing.
     stalled: Option<Pin<Box<Sleep>>>,
 }
@@ -230,12 +240,9 @@ impl AsyncRead for Socket {
 }
 
 impl Socket {
-    /// The uid of the process at the other end of a Unix socket.
-    pub fn peer(&self) -> Option<u32> {
-        match &self.stream {
-            Stream::Tcp(_) => None,
-            Stream::Unix(stream) => stream.peer_cred().ok().map(|peer| peer.uid()),
-        }
+    /// The other end: of a Unix socket, its process's user if the kernel tells it.
+    pub fn peer(&self) -> Peer {
+        self.peer
     }
 
     /// Passes an outcome of writing on, or the error of a client that has not read for too long.

@@ -15,6 +15,7 @@ use crate::access::{Access, Identity};
 use crate::api::{Api, whole};
 use crate::ending::stopping;
 use crate::failure::Failure;
+use crate::life::{self, Life};
 use crate::params::Params;
 use crate::reply::{self, Body};
 use crate::{Gateway, anthropic, ollama, openai, rerank};
@@ -46,13 +47,19 @@ impl From<Failure> for Refused {
     }
 }
 
-/// Answers a request, and counts it.
-pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Incoming>) -> Response<Body> {
+/// Answers a request, and counts it. It never does for a connection that is about to end.
+pub async fn answer(
+    gateway: Arc<Gateway>,
+    access: Access,
+    life: Arc<Life>,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let Some(counted) = life.request() else { return std::future::pending().await };
     let (since, runs) = (Instant::now(), gateway.ending.runs());
     let api = Api::of(&whole(request.uri().path()));
     // The HTTP library drops a length beside this header, so nobody can tell whether a proxy before took that length.
     let doubtful = request.headers().contains_key(TRANSFER_ENCODING);
-    let mut response = match respond(&gateway, &access, request, since).await {
+    let mut response = match respond(&gateway, &access, &counted, request, since).await {
         Ok(response) => response,
         Err(Refused { failure, close }) => reply::failed(&failure, api, close),
     };
@@ -60,12 +67,13 @@ pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Inco
         response = reply::ending_connection(response);
     }
     gateway.metrics.answered(api, response.status().as_u16());
-    reply::holding(response, runs)
+    reply::holding(response, (runs, counted))
 }
 
 async fn respond(
     gateway: &Arc<Gateway>,
     access: &Access,
+    counted: &life::Request,
     request: Request<Incoming>,
     since: Instant,
 ) -> Result<Response<Body>, Refused> {
@@ -80,6 +88,7 @@ async fn respond(
         return Ok(open(gateway, path).await?);
     }
     let caller = access.check(&head.headers, authority).map_err(closing)?;
+    counted.of(access, caller).map_err(closing)?;
     // Called when the body is read: a connection that ends before may reach a router as a reset, without the refusal.
     let refuse_at_the_end = || if gateway.ending.is_refusing() { Err(stopping()) } else { Ok(()) };
     check_encoding(&head.headers).map_err(closing)?;

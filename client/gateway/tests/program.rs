@@ -107,6 +107,22 @@ fn routers_are_told_of_the_end_before_requests_are_refused() {
     end(child);
 }
 
+#[test]
+fn the_log_says_whose_connections_were_closed_for_newcomers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = listening(dir.path(), &["--connections", "2"]);
+    let mut told = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    let address = line.trim_end().rsplit_once("http://").unwrap().1;
+    let _idle: Vec<_> = (0..6).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert!(get(address, "/livez").starts_with("HTTP/1.1 200"));
+    end(child);
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("; this machine: 5 for newcomers, 0 too slow"), "{rest}");
+}
+
 /// Starts the program as systemd does: descriptor 3 is the socket.
 ///
 /// The socket comes through standard input: only this child inherits it, and dash duplicates no descriptor above 9.
