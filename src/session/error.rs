@@ -125,6 +125,9 @@ pub(super) fn of_extras(error: &ExtrasError) -> Failure {
 }
 
 pub(super) fn of_constraint(error: &ConstraintError) -> Failure {
+    if matches!(error, ConstraintError::NoThread { .. }) {
+        return shortage(&error.to_string());
+    }
     failure(constraint_code(error), &error.to_string())
 }
 
@@ -258,6 +261,7 @@ fn constraint_code(error: &ConstraintError) -> ErrorCode {
         | ConstraintError::TooComplex { .. }
         | ConstraintError::TooSlow { .. } => ErrorCode::LimitExceeded,
         ConstraintError::Busy(refusal) | ConstraintError::NoRoom(refusal) => share_code(refusal),
+        ConstraintError::NoThread { .. } => ErrorCode::Busy,
         ConstraintError::Vocabulary(_) => ErrorCode::ModelUnsupported,
         ConstraintError::Internal(_) => ErrorCode::Internal,
     }

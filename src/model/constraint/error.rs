@@ -55,6 +55,14 @@ pub enum ConstraintError {
     /// The model's vocabulary cannot be constrained.
     #[error("the model's vocabulary cannot be constrained: {0}")]
     Vocabulary(&'static str),
+    /// The system gives no thread to compile with.
+    #[error("no thread compiles the {kind}: {reason}: try again later")]
+    NoThread {
+        /// Its kind.
+        kind: ConstraintKind,
+        /// The system's error.
+        reason: String,
+    },
     /// A fault of the compiler or the daemon.
     #[error("internal error in a constraint: {0}")]
     Internal(String),

@@ -182,7 +182,8 @@ impl ConstraintCompiler {
             let _ = done.send(compiled); // nobody listens after the longest time
         };
         let thread = std::thread::Builder::new().name("constraint".into()).stack_size(COMPILE_STACK);
-        thread.spawn(compile).map_err(|error| ConstraintError::Internal(error.to_string()))?;
+        let spawned = thread.spawn(compile);
+        spawned.map_err(|error| ConstraintError::NoThread { kind, reason: error.to_string() })?;
         match result.recv_timeout(COMPILE_TIME_MAX) {
             Ok(compiled) => compiled,
             Err(RecvTimeoutError::Timeout) => Err(too_slow()),

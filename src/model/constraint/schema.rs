@@ -31,7 +31,7 @@ pub(super) fn checked(text: &str) -> Result<Value, ConstraintError> {
     standard::rewrite(&mut schema).map_err(invalid)?;
     let work = Estimate { root: &schema, known: HashMap::new() }.of(&schema, false);
     if work > WORK_MAX {
-        let reason = format!("joining its parts makes some {work} schemas, the limit is {WORK_MAX}");
+        let reason = format!("joining its parts makes more than {WORK_MAX} schemas");
         return Err(ConstraintError::TooComplex { kind, reason });
     }
     if let Value::Object(keys) = &mut schema
