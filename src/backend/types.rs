@@ -24,7 +24,7 @@ pub enum KvType {
     /// Half precision, the default.
     #[default]
     F16,
-    /// 8-bit codes, with an f16 scale for each [`KV_GROUP`] values of a key or value: 17 bytes where f16 has 32.
+    /// On the CPU, 8-bit codes, with an f16 scale for each [`KV_GROUP`] values of a key or value: 17 bytes where f16 has 32.
     Int8,
     /// Single precision, for checking.
     F32,

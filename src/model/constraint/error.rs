@@ -44,7 +44,7 @@ pub enum ConstraintError {
     #[error("too many constraints are being compiled; try again later: {}", .0.told(1, "of them"))]
     Busy(Refusal),
     /// The table of a passed model's vocabulary finds no room.
-    #[error("no room for the table of the model's vocabulary (limits.header_mib): {}", .0.told(1 << 20, "MiB"))]
+    #[error("no room for the table of the model's vocabulary (limits.header_mib): {}: unload another", .0.told(1 << 20, "MiB"))]
     NoRoom(Refusal),
     /// No token fits, and the answer is not complete.
     #[error("no token of the vocabulary continues the answer as the {kind} wants it")]

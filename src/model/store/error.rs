@@ -123,7 +123,7 @@ pub enum StoreError {
         limit: Limit,
     },
     /// The mappings of passed files leave no room in the daemon's address space.
-    #[error("{name}: no room for the mapping of this file: {}", refusal.told(1 << 30, "GiB"))]
+    #[error("{name}: no room for the mapping of this file: {}: unload one first", refusal.told(1 << 30, "GiB"))]
     TooLarge {
         /// Requested name.
         name: String,
@@ -131,7 +131,7 @@ pub enum StoreError {
         refusal: Refusal,
     },
     /// Passed files hold all descriptors that they may.
-    #[error("{name}: no descriptor is left for this file: {}", refusal.told(1, "descriptors"))]
+    #[error("{name}: no descriptor is left for this file: {}: unload one first", refusal.told(1, "descriptors"))]
     NoDescriptor {
         /// Requested name.
         name: String,
