@@ -16,10 +16,10 @@
 //            Out, at the row's own number; each that is null is not written:
 //            out: f32[M][n_heads * head_dim]; codes, scales, sums: A8 rows of `padded` values (common/activation.h);
 //            halves, row_scales: X16 rows, in tiles where `tiled` is 1; their scales are 1, as a mean of f16 values fits f16
-// Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; a block does g query
-//            heads of a KV head, so that it reads keys and values once for them
+// Variants   attn_decode_<f16 | i8 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256, for i8 a multiple of
+//            32; a block does g query heads of a KV head, so that it reads keys and values once for them
 // Requires   with qkv: no two rows of one sequence. g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
-//            4, and f16 pages
+//            4, and f16 or i8 pages (past 65504 a result of the latter is infinite)
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256. split_tokens
 //            (attention/splits.h) cuts a row by its position; a row has the splits that reach into its window. A block takes `each`
 //            splits, one after the other. splits >= what any row has, and may be more. Blocks past a row's own splits return at once
@@ -29,8 +29,8 @@
 //            A8, X16: the bounds of tests/kernels/forms.rs around the f32 result; X16: 2^-11 * |f32 result| + 2^-25
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs; with qkv: rope_kv
 //            and attention of its results, bit for bit, in tests/kernels/making.rs
-// Moves      4 * head_dim bytes (f16 pages) in per token and KV head, once per block of g heads; memory-bound, and bound by
-//            latency at short lengths
+// Moves      4 (f16 pages) or 2.125 (i8) * head_dim bytes in per token and KV head, once per block of g heads; memory-bound, and
+//            bound by latency at short lengths
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/heads.h"
@@ -287,21 +287,37 @@ template <bool EXACT> DEV void combine(const Task& t, const Place& at, const Sha
     barrier_lds();
 }
 
-// Loads part `part` of a token. EXACT: head_dim is a multiple of 8; else elements past head_dim become 0.
-template <class T, bool EXACT> DEV void load_part(Raw<T>& raw, const T* token, u32 part, u32 head_dim) {
+// Loads part `part` of a token. EXACT: head_dim is that of all lanes' parts; else elements past head_dim become 0.
+template <class T, bool EXACT> DEV void load_part(Raw<T>& raw, const Token<T>& token, u32 part, u32 head_dim) {
     if constexpr (EXACT) {
-        raw.load(token + part * PART);
+        raw.load(token, part);
+    } else if constexpr (IS_CODED<T>) {
+        raw.clear();
+        if (part * PART < head_dim) raw.load(token, part);
     } else {
         struct alignas(16) Elements {
             T v[PART];
         } elements;
         UNROLL for (u32 d = 0; d < PART; d++) {
-            if (part * PART + d < head_dim) elements.v[d] = token[part * PART + d];
+            if (part * PART + d < head_dim) elements.v[d] = token.values[part * PART + d];
             else to_element(0.0f, elements.v[d]);
         }
-        raw.load(elements.v);
+        raw.load({elements.v}, 0);
     }
 }
+
+// A token's key and value in LDS. Scales of codes follow both.
+template <class T, u32 WIDTH> struct Newest {
+    static constexpr u32 SIZE = 2 * WIDTH + (IS_CODED<T> ? 2 * WIDTH / KV_GROUP * sizeof(f16) : 0);
+    T* room;
+
+    DEV T* values(bool is_value) const { return room + is_value * WIDTH; }
+    DEV f16* scales(bool is_value) const { return (f16*)(room + 2 * WIDTH) + is_value * (WIDTH / KV_GROUP); }
+    DEV Token<T> token(bool is_value) const {
+        if constexpr (IS_CODED<T>) return {values(is_value), scales(is_value)};
+        else return {values(is_value)};
+    }
+};
 
 // Puts the heads' queries, scaled, into lds.queries. A head past the last is the last again.
 template <u32 LANES, u32 G, bool EXACT> DEV void take_queries(const Task& t, const Place& at, const Shared& lds) {
@@ -322,7 +338,7 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
     static constexpr u32 GROUPS = THREADS / LANES;
     HeadPages<T> pages;
     u32 group, part, head_dim;
-    const T* places[U];
+    Token<T> places[U];
     Raw<T> keys[U], values[U];
 
     DEV Walk(const Task& t, const Place& at)
@@ -332,21 +348,21 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
 
     // Looks up U tokens of each group from `start` on. Past the end it is the last token again, which state.add ignores.
     DEV void find(u32 start, u32 end) {
-        UNROLL for (u32 u = 0; u < U; u++) places[u] = pages.key(min_u32(start + u * GROUPS + group, end - 1));
+        UNROLL for (u32 u = 0; u < U; u++) places[u] = pages.key_token(min_u32(start + u * GROUPS + group, end - 1));
     }
     // Loads what was looked up.
     DEV void fetch() {
         UNROLL for (u32 u = 0; u < U; u++) {
             load_part<T, EXACT>(keys[u], places[u], part, head_dim);
-            load_part<T, EXACT>(values[u], pages.values_of((T*)places[u]), part, head_dim);
+            load_part<T, EXACT>(values[u], places[u].past(pages.plane_bytes), part, head_dim);
         }
     }
-    // Puts the row's own token, number `token`, in place of what its page held when it was read. `newest`: its key, then its value.
-    DEV void renew(u32 start, u32 token, const T* newest) {
+    // Puts the row's own token, number `token`, in place of what its page held when it was read. `newest`: its key and value.
+    DEV void renew(u32 start, u32 token, const Newest<T, LANES * PART>& newest) {
         UNROLL for (u32 u = 0; u < U; u++) {
             if (start + u * GROUPS + group != token) continue;
-            load_part<T, EXACT>(keys[u], newest, part, head_dim);
-            load_part<T, EXACT>(values[u], newest + LANES * PART, part, head_dim);
+            load_part<T, EXACT>(keys[u], newest.token(false), part, head_dim);
+            load_part<T, EXACT>(values[u], newest.token(true), part, head_dim);
         }
     }
     // The group's tokens from `start` on.
@@ -359,7 +375,8 @@ template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
 // Makes the block's heads: queries, scaled, to lds.queries; where the row's own token is the block's, its key and value to `newest`
 // and, from one block of the KV head, to their page.
 template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
-DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Walk<T, LANES, U, EXACT>& walk, T* newest) {
+DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Walk<T, LANES, U, EXACT>& walk,
+                    const Newest<T, LANES * PART>& newest) {
     constexpr u32 WIDTH = LANES * PART;
     const Source& of = t.source;
     const u32 items = G + (at.has_newest() ? 2 : 0), all = t.n_heads + 2 * t.n_kv_heads, position = at.len - 1;
@@ -373,6 +390,8 @@ DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Wal
         head.load(of.qkv + ((u64)at.row * all + number) * t.head_dim);
         if (of.q_norm || of.k_norm) head.norm(is_value ? nullptr : is_key ? of.k_norm : of.q_norm, of.eps);
         if (!is_value) head.rotate(of.angles + (u64)position * of.rope_dims);
+        HeadScales<T> scales;
+        if (first + TEAMS > G) scales.measure(head);
         if (first + team_id() >= items) continue;
         if (item < G) {
             f32* to = lds.queries + item * WIDTH;
@@ -381,10 +400,10 @@ DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Wal
             if (EXACT) continue;
             for (u32 d = t.head_dim + team_lane(); d < WIDTH; d += TEAM) to[d] = 0.0f;
         } else {
-            head.store(newest + (item - G) * WIDTH);
+            scales.store(head, newest.values(is_value), newest.scales(is_value));
             if (at.first_head != at.kv_head * (t.n_heads / t.n_kv_heads)) continue;
-            T* key = walk.pages.key(position);
-            head.store(is_value ? walk.pages.values_of(key) : key);
+            T* keys = walk.pages.keys(position / KV_PAGE_TOKENS);
+            scales.store_token(head, is_value ? walk.pages.values_of(keys) : keys, position % KV_PAGE_TOKENS);
         }
     }
 }
@@ -393,7 +412,7 @@ DEV void make_heads(const Task& t, const Place& at, const Shared& lds, const Wal
 // renew() takes it; not read where pages hold all tokens.
 template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
 DEV void add_split(const Place& at, const Shared& lds, f32 cap, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state,
-                   const T* newest, bool makes) {
+                   const Newest<T, LANES * PART>& newest, bool makes) {
     for (u32 start = at.start;;) {
         const u32 next = start + walk.GROUPS * U;
         const bool is_last = next >= at.end;
@@ -417,7 +436,8 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     LDS(most, f32[8]);
     LDS(sums, f32[8]);
     LDS(queries, f32[G * LANES * PART]);
-    LDS(newest, T[2 * LANES * PART]);
+    LDS(newest_room, T[Newest<T, LANES * PART>::SIZE]);
+    const Newest<T, LANES * PART> newest{newest_room};
     Shared lds{exchange, team_most, team_sums, most, sums, result, weights, queries};
     // Rows, positions and page tables were copied before the step's first launch, which ended long ago.
     Place at(t, G);
@@ -489,5 +509,15 @@ ATTN_DECODE(attn_decode_f16_128_4, f16, 16, 4, true)
 ATTN_DECODE(attn_decode_f16_128_8, f16, 16, 8, true)
 ATTN_DECODE(attn_decode_f16_any_1, f16, 32, 1, false)
 ATTN_DECODE(attn_decode_f16_any_4, f16, 32, 4, false)
+ATTN_DECODE(attn_decode_i8_64_1, i8, 8, 1, true)
+ATTN_DECODE(attn_decode_i8_64_2, i8, 8, 2, true)
+ATTN_DECODE(attn_decode_i8_64_4, i8, 8, 4, true)
+ATTN_DECODE(attn_decode_i8_64_8, i8, 8, 8, true)
+ATTN_DECODE(attn_decode_i8_128_1, i8, 16, 1, true)
+ATTN_DECODE(attn_decode_i8_128_2, i8, 16, 2, true)
+ATTN_DECODE(attn_decode_i8_128_4, i8, 16, 4, true)
+ATTN_DECODE(attn_decode_i8_128_8, i8, 16, 8, true)
+ATTN_DECODE(attn_decode_i8_any_1, i8, 32, 1, false)
+ATTN_DECODE(attn_decode_i8_any_4, i8, 32, 4, false)
 ATTN_DECODE(attn_decode_f32_any_1, f32, 32, 1, false)
 ATTN_DECODE(attn_decode_f32_any_4, f32, 32, 4, false)

@@ -7,12 +7,14 @@
 //            q: f32[M][n_heads * head_dim], rotated, not scaled by 1 / sqrt(head_dim)
 //            positions, row_seq: u32[M]; page_tables, page_base, layer_offset: common/pages.h
 //            A row_seq of NO_SEQUENCE: q is 0, no page is written, the row's position is not used
-// Variants   rope_kv_f16, rope_kv_f32: element of the pages (f16 rounds to nearest even; past 65504 it is infinite)
-// Requires   head_dim even, 2..=256; rope_dims even, <= head_dim
+// Variants   rope_kv_f16, rope_kv_f32: element of the pages (f16 rounds to nearest even; past 65504 it is infinite);
+//            rope_kv_i8: codes from -127 to 127, an f16 scale for each 32 values. The scale is NaN if one of them is not finite
+// Requires   head_dim even, 2..=256, a multiple of 32 for i8; rope_dims even, <= head_dim
 // Launch     grid = (ceil((n_heads + 2 * n_kv_heads) / 8), M), block = 256: 32 lanes a head
 // Alignment  16 bytes for pages; that of the element for all else
 // Sums in    f32, fixed order; a head's bits depend on its row alone
-// Tolerance  |got - want| <= 4e-6 * (|want| + 1); keys and values in f16 pages: (2^-11 + 4e-6) * (|want| + 1)
+// Tolerance  |got - want| <= 4e-6 * (|want| + 1); keys and values in f16 pages: (2^-11 + 4e-6) * (|want| + 1);
+//            in i8 pages: 1 / 254 and 2^-11 of the greatest |want| of the 32 values, and 4e-6
 // Reference  f64 in tests/kernels/rope.rs
 // Moves      4 bytes in, 4 (q) or an element (k, v) out per value; bound by latency at few rows
 #include "prelude/prelude.h"
@@ -40,13 +42,15 @@ DEV void run(const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* an
     if (q_norm || k_norm) head.norm(is_q ? q_norm : is_v ? nullptr : k_norm, eps);
     if (padding) head.clear();
     else if (!is_v) head.rotate(angles + (u64)position * rope_dims);
+    HeadScales<T> scales;
+    scales.measure(head);
     if (!live) return;
     if (is_q) {
         head.store(q + ((u64)row * n_heads + h) * head_dim);
     } else if (!padding) {
         HeadPages<T> pages(page_base, page_tables, table_stride, sequence, layer_offset, n_kv_heads, kv_head, head_dim);
-        T* key = pages.key(position);
-        head.store(is_v ? pages.values_of(key) : key);
+        T* keys = pages.keys(position / KV_PAGE_TOKENS);
+        scales.store_token(head, is_v ? pages.values_of(keys) : keys, position % KV_PAGE_TOKENS);
     }
 }
 
@@ -61,4 +65,5 @@ DEV void run(const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* an
     }
 
 ROPE_KV(rope_kv_f16, f16)
+ROPE_KV(rope_kv_i8, i8)
 ROPE_KV(rope_kv_f32, f32)

@@ -3,6 +3,7 @@
 // A group is LANES lanes, each with PART values of every head. One group reads a token's key and value. Scores are in units of
 // log2 (splits.h).
 #pragma once
+#include "../common/pages.h"
 #include "../common/reduce.h"
 #include "splits.h"
 
@@ -15,7 +16,8 @@ constexpr u32 PART = 8;
 template <class T> struct Raw;
 template <> struct Raw<f16> {
     u32x4 v;
-    DEV void load(const f16* p) { v = load16(p); }
+    DEV void load(const Token<f16>& token, u32 part) { v = load16(token.values + part * PART); }
+    DEV void clear() { v = {0, 0, 0, 0}; }
     DEV void unpack(f32 (&x)[PART]) const {
         f32x2 a = unpack_f16x2(v.x), b = unpack_f16x2(v.y), c = unpack_f16x2(v.z), d = unpack_f16x2(v.w);
         x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y, x[4] = c.x, x[5] = c.y, x[6] = d.x, x[7] = d.y;
@@ -23,11 +25,30 @@ template <> struct Raw<f16> {
 };
 template <> struct Raw<f32> {
     u32x4 low, high;
-    DEV void load(const f32* p) { low = load16(p), high = load16(p + 4); }
+    DEV void load(const Token<f32>& token, u32 part) {
+        low = load16(token.values + part * PART), high = load16(token.values + part * PART + 4);
+    }
+    DEV void clear() { low = {0, 0, 0, 0}, high = {0, 0, 0, 0}; }
     DEV void unpack(f32 (&x)[PART]) const {
         x[0] = as_f32(low.x), x[1] = as_f32(low.y), x[2] = as_f32(low.z), x[3] = as_f32(low.w);
         x[4] = as_f32(high.x), x[5] = as_f32(high.y), x[6] = as_f32(high.z), x[7] = as_f32(high.w);
     }
+};
+
+template <> struct Raw<i8> {
+    u32x2 v;
+    f16 scale;
+    DEV void load(const Token<i8>& token, u32 part) {
+        v = load8(token.values + part * PART), scale = token.scales[part * PART / KV_GROUP];
+    }
+    DEV void clear() { v = {0, 0}, scale = f16_from_bits(0); }
+    // Without the scale: a product with it for each score or weight is cheaper than for each value.
+    DEV void unpack(f32 (&x)[PART]) const {
+        f32 low[4], high[4];
+        from_codes(v.x, low), from_codes(v.y, high);
+        UNROLL for (u32 i = 0; i < 4; i++) x[i] = low[i], x[i + 4] = high[i];
+    }
+    DEV f32 factor() const { return f16_to_f32(scale); }
 };
 
 // U x G scores of a group of LANES lanes, summed over the group; each lane ends with R of them. The score of token u and query
@@ -84,6 +105,7 @@ template <u32 LANES, u32 G, u32 U> struct State {
             UNROLL for (u32 u = 0; u < U; u++) {
                 f32 dot = 0.0f;
                 UNROLL for (u32 d = 0; d < PART; d++) dot = fma_f32(q[d], key[u][d], dot);
+                if constexpr (IS_CODED<T>) dot *= keys[u].factor();
                 score[g * U + u] = dot;
             }
         }
@@ -107,8 +129,11 @@ template <u32 LANES, u32 G, u32 U> struct State {
             f32 value[PART];
             vals[u].unpack(value);
             UNROLL for (u32 d = 0; d < PART; d++) value[d] = u < tokens ? value[d] : 0.0f;
+            f32 of_codes = 1.0f;
+            if constexpr (IS_CODED<T>) of_codes = u < tokens ? vals[u].factor() : 0.0f;
             UNROLL for (u32 g = 0; g < G; g++) {
                 f32 weight = shfl(score[(g * U + u) % S::R], S::holder(g * U + u));
+                if constexpr (IS_CODED<T>) weight *= of_codes;
                 UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = fma_f32(weight, value[d], values[g][d]);
             }
         }

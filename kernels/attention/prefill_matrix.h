@@ -1,4 +1,5 @@
-// attn_prefill on a matrix unit: f16 queries, keys, weights and values, f32 sums; head_dim known when compiled.
+// attn_prefill on a matrix unit: f16 queries, keys, weights and values, f32 sums; head_dim known when compiled. Codes become f16
+// on their way to LDS, each product with its scale rounded once.
 //
 // A wave keeps 16 queries as fragments, and 16 x head_dim sums. A page goes through LDS, keys by token, values transposed, so
 // that both are read along a fragment's inner index; the next page loads meanwhile. Scores pass through LDS,
@@ -46,45 +47,97 @@ template <u32 HEAD> struct Sizes {
     static constexpr bool AHEAD = HELD + 4 * (KEYS_PER_THREAD + VALUES_PER_THREAD) <= AHEAD_MOST;
 };
 
-// A page of keys and values in flight from memory to LDS.
-template <u32 HEAD> struct Transfer {
-    using S = Sizes<HEAD>;
-    u32x4 keys[S::KEYS_PER_THREAD], values[S::VALUES_PER_THREAD];
+// Eight values of a token in flight.
+template <class T> struct Chunk;
+template <> struct Chunk<f16> {
+    u32x4 v;
+    DEV void load(const f16* plane, u32, u32 at, u32) { v = load16(plane + at); }
+    DEV void clear() { v = {0, 0, 0, 0}; }
+    DEV u32x4 halves() const { return v; }
+};
+template <> struct Chunk<i8> {
+    u32x2 v;
+    f16 scale;
+    // `at`: the first value's place among those of the plane, in a head of `dim` values.
+    DEV void load(const i8* plane, u32 token, u32 at, u32 dim) {
+        v = load8(plane + at), scale = scales_of(plane, token, dim)[(at - token * dim) / KV_GROUP];
+    }
+    DEV void clear() { v = {0, 0}, scale = f16_from_bits(0); }
+    DEV u32x4 halves() const {
+        const u32 both = (u32)f16_bits(scale) * 0x10001u, low = v.x ^ 0x80808080u, high = v.y ^ 0x80808080u;
+        auto two = [&](u32 codes, u32 i) { return fma_f16x2(bytes_f16x2<128>(codes, i), both, 0); };
+        return {two(low, 0), two(low, 2), two(high, 0), two(high, 2)};
+    }
+};
 
-    // Loads tokens `from`..`tokens` of page `index`, of their values those from `first` on. The other tokens become 0: they
-    // were never written, or no query sees them.
-    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens, u32 first) {
-        const f16* key = pages.keys(index);
-        const f16* value = pages.values_of((f16*)key) + first;
-        // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, the order in LDS.
-        UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
-            u32 chunk = i * block_threads() + thread_id();
-            keys[i] = {0, 0, 0, 0};
-            if (chunk / S::KEY_CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
+// A page of keys and values in flight from memory to LDS.
+template <u32 HEAD, class T> struct Transfer {
+    using S = Sizes<HEAD>;
+    // Chunks of a thread that are in flight: a page, or a few of codes that have no room for one.
+    static constexpr u32 AT_ONCE = 4;
+    static constexpr bool WHOLE = S::AHEAD || !IS_CODED<T>;
+    static constexpr u32 at_once(u32 chunks) { return WHOLE || chunks < AT_ONCE ? chunks : AT_ONCE; }
+    static constexpr u32 KEYS = at_once(S::KEYS_PER_THREAD), VALUES = at_once(S::VALUES_PER_THREAD);
+    Chunk<T> keys[KEYS], values[VALUES];
+
+    // Loads keys, or values from `first` on, of the tokens `from`..`tokens`. The other tokens become 0: they were never written,
+    // or no query sees them.
+    DEV void fetch_keys(const T* plane, u32 from, u32 tokens, u32 begin = 0) {
+        // Neighbouring lanes along a row.
+        UNROLL for (u32 i = 0; i < KEYS; i++) {
+            u32 chunk = (begin + i) * block_threads() + thread_id(), token = chunk / S::KEY_CHUNKS;
+            keys[i].clear();
+            if (token - from < tokens - from && chunk < KV_PAGE_TOKENS * S::KEY_CHUNKS) keys[i].load(plane, token, chunk * 8, HEAD);
         }
-        UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
-            u32 chunk = i * block_threads() + thread_id();
-            values[i] = {0, 0, 0, 0};
-            if (chunk % KV_PAGE_TOKENS - from < tokens - from && chunk < KV_PAGE_TOKENS * S::VALUE_CHUNKS) {
-                values[i] = load16(value + chunk % KV_PAGE_TOKENS * HEAD + chunk / KV_PAGE_TOKENS * 8);
+    }
+    DEV void fetch_values(const T* plane, u32 from, u32 tokens, u32 first, u32 begin = 0) {
+        // Neighbouring lanes down a column, the order in LDS.
+        UNROLL for (u32 i = 0; i < VALUES; i++) {
+            u32 chunk = (begin + i) * block_threads() + thread_id(), token = chunk % KV_PAGE_TOKENS;
+            values[i].clear();
+            if (token - from < tokens - from && chunk < KV_PAGE_TOKENS * S::VALUE_CHUNKS) {
+                values[i].load(plane, token, token * HEAD + first + chunk / KV_PAGE_TOKENS * 8, HEAD);
             }
         }
     }
 
-    DEV void store(f16* to_keys, f16* to_values) const {
-        UNROLL for (u32 i = 0; i < S::KEYS_PER_THREAD; i++) {
-            u32 chunk = i * block_threads() + thread_id();
+    DEV void store_keys(f16* to, u32 begin = 0) const {
+        UNROLL for (u32 i = 0; i < KEYS; i++) {
+            u32 chunk = (begin + i) * block_threads() + thread_id();
             if (chunk >= KV_PAGE_TOKENS * S::KEY_CHUNKS) continue;
-            store16(to_keys + chunk / S::KEY_CHUNKS * S::KEY_STRIDE + chunk % S::KEY_CHUNKS * 8, keys[i]);
+            store16(to + chunk / S::KEY_CHUNKS * S::KEY_STRIDE + chunk % S::KEY_CHUNKS * 8, keys[i].halves());
         }
-        UNROLL for (u32 i = 0; i < S::VALUES_PER_THREAD; i++) {
-            u32 chunk = i * block_threads() + thread_id();
+    }
+    DEV void store_values(f16* to, u32 begin = 0) const {
+        UNROLL for (u32 i = 0; i < VALUES; i++) {
+            u32 chunk = (begin + i) * block_threads() + thread_id();
             if (chunk >= KV_PAGE_TOKENS * S::VALUE_CHUNKS) continue;
-            f16* column = to_values + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
+            f16* column = to + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
+            const u32x4 halves = values[i].halves();
             UNROLL for (u32 d = 0; d < 8; d++) {
-                u32 pair = values[i][d / 2];
+                u32 pair = halves[d / 2];
                 column[d * VALUE_STRIDE] = f16_from_bits((u16)(d % 2 ? pair >> 16 : pair));
             }
+        }
+    }
+
+    // Loads tokens `from`..`tokens` of page `index`, of their values those from `first` on.
+    DEV void fetch(const HeadPages<T>& pages, u32 index, u32 from, u32 tokens, u32 first) {
+        const T* key = pages.keys(index);
+        fetch_keys(key, from, tokens);
+        fetch_values(pages.values_of((T*)key), from, tokens, first);
+    }
+    DEV void store(f16* to_keys, f16* to_values) const {
+        store_keys(to_keys);
+        store_values(to_values);
+    }
+    // Loads and stores such a page, a few chunks at a time: fewer registers, and more waits.
+    DEV void move(const HeadPages<T>& pages, u32 index, u32 from, u32 tokens, u32 first, f16* to_keys, f16* to_values) {
+        const T* key = pages.keys(index);
+        const T* value = pages.values_of((T*)key);
+        ROLLED for (u32 i = 0; i < S::KEYS_PER_THREAD; i += KEYS) fetch_keys(key, from, tokens, i), store_keys(to_keys, i);
+        ROLLED for (u32 i = 0; i < S::VALUES_PER_THREAD; i += VALUES) {
+            fetch_values(value, from, tokens, first, i), store_values(to_values, i);
         }
     }
 };
@@ -242,14 +295,14 @@ template <u32 HEAD, bool AROUND> struct MatrixState {
     }
 };
 
-template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
+template <u32 HEAD, bool AROUND, class T> DEV void run_matrix(const Task& t) {
     using S = Sizes<HEAD>;
     LDS(room, f16[S::KEYS + S::VALUES]);
     LDS(all_scores, f32[WAVES][SIDE * SCORE_STRIDE]);
     LDS(all_weights, f16[WAVES][SIDE * WEIGHT_STRIDE]);
     wait_for_predecessor();
     Tile<AROUND> tile(t);
-    HeadPages<f16> pages = tile.template pages<f16>();
+    HeadPages<T> pages = tile.template pages<T>();
     f16 *keys = room, *values = room + S::KEYS;
     f32* scores = all_scores[wave()];
     f16* weights = all_weights[wave()];
@@ -260,7 +313,7 @@ template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
     u32 wave_from = tile.seen_from(wave_first), wave_whole = first_seen(wave_length, t.window);
     if constexpr (AROUND) wave_whole = tile.seen_from(min_u32(wave_first + SIDE, tile.queries()) - 1);
     MatrixState<HEAD, AROUND> state(tile, room);
-    Transfer<HEAD> transfer;
+    Transfer<HEAD, T> transfer;
     u32 from = tile.seen_from(0), first = from / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
     const Walk walk = tile.walk(first, length);
     ROLLED for (u32 summed = 0; summed < HEAD; summed += S::SUMMED) {
@@ -270,11 +323,17 @@ template <u32 HEAD, bool AROUND> DEV void run_matrix(const Task& t) {
             transfer.fetch(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed);
         }
         for (u32 start = walk.start; start < walk.end; start += KV_PAGE_TOKENS) {
-            if (!S::AHEAD) {
+            if (S::AHEAD) {
+                barrier_lds();
+                transfer.store(keys, values);
+            } else if (!transfer.WHOLE) {
+                barrier_lds();
+                transfer.move(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed, keys, values);
+            } else {
                 transfer.fetch(pages, start / KV_PAGE_TOKENS, max_u32(from, start) - start, length - start, summed);
+                barrier_lds();
+                transfer.store(keys, values);
             }
-            barrier_lds();
-            transfer.store(keys, values);
             barrier_lds();
             u32 next = start + KV_PAGE_TOKENS;
             if (S::AHEAD && next < walk.end) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next, summed);

@@ -1,4 +1,4 @@
-// attn_prefill without a matrix unit: f32 arithmetic, any head_dim up to 256, f16 or f32 pages.
+// attn_prefill without a matrix unit: f32 arithmetic, any head_dim up to 256, pages of any element.
 //
 // A team of 32 lanes takes 8 queries. For scores a lane takes one token of the page, for values every 32nd value of a head.
 // LDS holds a page's keys, then its values, as f32.
@@ -16,7 +16,7 @@ template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 he
     barrier_lds();
     for (u32 i = thread_id(); i < KV_PAGE_TOKENS * head_dim; i += block_threads()) {
         u32 token = i / head_dim, d = i % head_dim;
-        to[token * (head_dim + 1) + d] = token < tokens ? from_element(from[i]) : 0.0f;
+        to[token * (head_dim + 1) + d] = token < tokens ? value_of(from, i, head_dim) : 0.0f;
     }
     barrier_lds();
 }

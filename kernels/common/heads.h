@@ -66,4 +66,58 @@ struct Head {
             to_element(b[i], out[second(i)]);
         }
     }
+
+    // Bits of the greatest magnitude among the lane's values of a group.
+    DEV u32 most_of(u32 group) const {
+        u32 most = 0;
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            if (!holds(i)) continue;
+            if (first(i) / KV_GROUP == group) most = max_u32(most, as_u32(abs_f32(a[i])));
+            if (second(i) / KV_GROUP == group) most = max_u32(most, as_u32(abs_f32(b[i])));
+        }
+        return most;
+    }
+};
+
+// What a head's elements in pages need beside its values: nothing, or codes and their scales.
+template <class T> struct HeadScales {
+    // Every team of a wave takes part.
+    DEV void measure(const Head&) {}
+    DEV void store(const Head& head, T* out, f16*) const { head.store(out); }
+    // Stores the head as a token of a page. `plane`: where the page's keys, or values, of this head begin.
+    DEV void store_token(const Head& head, T* plane, u32 token) const { head.store(plane + (u64)token * head.head_dim); }
+};
+template <> struct HeadScales<i8> {
+    // Of the group with the lane's number.
+    KvScale own;
+    i8 a[PAIRS_MAX], b[PAIRS_MAX];
+
+    DEV void measure(const Head& head) {
+        u32 mine = 0;
+        UNROLL for (u32 group = 0; group < KV_GROUPS_MAX; group++) {
+            if (group * KV_GROUP >= head.head_dim) continue;
+            u32 most = head.most_of(group);
+            UNROLL for (u32 mask = 1; mask < TEAM; mask *= 2) most = max_u32(most, shfl_xor(most, mask));
+            if (team_lane() == group) mine = most;
+        }
+        own = KvScale::of(mine);
+        const u32 team = lane() / TEAM * TEAM;
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            // A lane without the pair takes the first group's scale, and its code is not used.
+            const u32 holds = head.holds(i);
+            a[i] = KvScale::code(head.a[i], shfl(own.inverse, team + holds * head.first(i) / KV_GROUP));
+            b[i] = KvScale::code(head.b[i], shfl(own.inverse, team + holds * head.second(i) / KV_GROUP));
+        }
+    }
+    DEV void store(const Head& head, i8* codes, f16* scales) const {
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            if (!head.holds(i)) continue;
+            codes[head.first(i)] = a[i];
+            codes[head.second(i)] = b[i];
+        }
+        if (team_lane() < head.head_dim / KV_GROUP) scales[team_lane()] = own.scale;
+    }
+    DEV void store_token(const Head& head, i8* plane, u32 token) const {
+        store(head, plane + (u64)token * head.head_dim, scales_of(plane, token, head.head_dim));
+    }
 };

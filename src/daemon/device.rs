@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use crate::backend::hip::{HipBackend, HipOptions};
-use crate::backend::{Backend, BackendError, KvType, cpu, hip};
+use crate::backend::{Backend, BackendError, cpu, hip};
 use crate::config::{BackendChoice, Config, Graphs, Simd};
 use crate::program::Program;
 
@@ -69,8 +69,7 @@ fn hip_options(config: &Config) -> HipOptions {
     HipOptions {
         index: device.index,
         activations: device.activations,
-        // GPUs have no kernels that read codes.
-        kv: if config.kv.kind == KvType::Int8 { KvType::F16 } else { config.kv.kind },
+        kv: config.kv.kind,
         upload: device.upload,
         reads: device.reads,
         upload_threads: device.upload_threads,

@@ -67,7 +67,7 @@ impl<E: Element> Case<E> {
     fn run(&mut self, rig: &Rig, kernel: Kernel<AttnAround>, tile_rows: usize, shares: u32) -> Vec<f32> {
         let Self { rows, ends, cache } = self;
         let heads = rows.heads;
-        let tiled = Tiled::new(rig, rows, tile_rows, shares, size_of::<E>() == 2);
+        let tiled = Tiled::new(rig, rows, tile_rows, shares, E::WRITES_HALVES);
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
         let [positions, ends, row_seq] =

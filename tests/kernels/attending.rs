@@ -25,6 +25,25 @@ pub const DECODES: [DecodeCase; 9] = [
     ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
 ];
 
+/// The same of pages with codes, and of heads of other whole groups.
+pub const CODED_DECODES: [DecodeCase; 12] = [
+    ((AttnDecode::attn_decode_i8_64_1, 1), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
+    ((AttnDecode::attn_decode_i8_64_2, 2), Heads { q: 4, kv: 2, dim: 64 }, &[32, 33, 65]),
+    ((AttnDecode::attn_decode_i8_64_4, 4), Heads { q: 9, kv: 3, dim: 64 }, &[64, 130, 1025]),
+    ((AttnDecode::attn_decode_i8_64_8, 8), Heads { q: 14, kv: 2, dim: 64 }, &[200, 1]),
+    ((AttnDecode::attn_decode_i8_128_1, 1), Heads { q: 2, kv: 2, dim: 128 }, &[31, 70]),
+    ((AttnDecode::attn_decode_i8_128_2, 2), Heads { q: 4, kv: 2, dim: 128 }, &[32, 129]),
+    ((AttnDecode::attn_decode_i8_128_4, 4), Heads { q: 8, kv: 2, dim: 128 }, &[33, 600]),
+    ((AttnDecode::attn_decode_i8_128_8, 8), Heads { q: 12, kv: 1, dim: 128 }, &[1, 100]),
+    ((AttnDecode::attn_decode_i8_any_1, 1), Heads { q: 2, kv: 2, dim: 32 }, &[1, 100]),
+    ((AttnDecode::attn_decode_i8_any_4, 4), Heads { q: 6, kv: 1, dim: 96 }, &[1, 33, 70]),
+    ((AttnDecode::attn_decode_i8_any_4, 4), Heads { q: 3, kv: 1, dim: 256 }, &[65, 2]),
+    ((AttnDecode::attn_decode_i8_128_4, 4), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
+];
+
+/// Weights are f16 where the bound is at least this.
+const F16_WEIGHTS_BOUND: f64 = 4e-3;
+
 /// Mean distance of scores from 0, in units of log2: their exponentials overflow or underflow f32.
 const FAR: f32 = 200.0;
 /// The key's factor of such a score.
@@ -137,16 +156,20 @@ impl Rows {
         attend(cache, self.sequences[row] as usize, seen, q, (&self.sinks, self.cap))
     }
 
+    /// `bound`: relative to the sum of the weighted values' magnitudes.
     pub fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {
+        // Weights in f16 are off by 2^-25 each. A code may be 0: then nothing larger is in a sum.
+        let of_weights = if bound < F16_WEIGHTS_BOUND { 0.0 } else { 2f64.powi(-25) };
         for (row, got) in got.chunks_exact(self.heads.cols()).enumerate() {
             if self.sequences[row] == u32::MAX {
                 assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding but not zero");
                 continue;
             }
             for (i, (&got, want)) in got.iter().zip(self.want(cache, row)).enumerate() {
+                // Beside a far sink all is below the smallest f32.
+                let most = want.size * bound + want.all * of_weights + 1e-37;
                 assert!(
-                    // Beside a far sink all is below the smallest f32.
-                    (f64::from(got) - want.value).abs() <= want.size * bound + 1e-37,
+                    (f64::from(got) - want.value).abs() <= most,
                     "{:?} row {row} at {}, window {}, value {i}: {got} instead of {}",
                     self.heads,
                     self.positions[row],

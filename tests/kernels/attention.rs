@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, DECODES, Rows, Scores, Tiled, scale, set_far};
+use crate::attending::{CAP, CODED_DECODES, DECODES, Rows, Scores, Tiled, scale, set_far};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -20,6 +20,10 @@ const F16_BOUND: f64 = 4e-3;
 /// Added to either bound for scores of up to 256, in units of log2: sums of up to 128 products round by 2^-17 each
 /// time.
 const FAR_BOUND: f64 = 1e-3;
+/// In place of both for codes on matrix units. A key of 16 is a product that f16 rounds by 2^-12 of itself, and so is the query. So a
+/// score of 256 moves by 2^-3, and its weight by a twelfth.
+const CODED_FAR_BOUND: f64 = 0.09;
+
 /// One run of decode attention; returns f32 results by row of the step.
 struct Decode<'a> {
     kernel: Kernel<AttnDecode>,
@@ -52,7 +56,7 @@ impl Decode<'_> {
         let sinks = self.rows.upload_sinks(rig);
         let padded = heads.cols().next_multiple_of(256);
         let (out, a8) = (rig.output::<f32>(rows * heads.cols()), A8::new(rig, rows, padded));
-        let writes_halves = size_of::<E>() == 2 && heads.dim.is_multiple_of(4);
+        let writes_halves = E::WRITES_HALVES && heads.dim.is_multiple_of(4);
         let x16 = X16::both(rig, rows, heads.cols());
         let mut arguments = AttnDecode {
             q: inputs.0.ptr(),
@@ -190,6 +194,18 @@ fn decode_is_that_of_f64_for_heads_of_64_and_128() {
     }
 }
 
+/// With windows, far scores, sinks and caps.
+#[test]
+fn decode_of_codes_is_that_of_f64() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (i, (kernel, heads, lengths)) in CODED_DECODES.into_iter().enumerate() {
+        check_decode::<i8>(random, rig, kernel, heads, lengths, 0, Scores::Near);
+        let scores = [Scores::Far, Scores::Sinks, Scores::Capped][i % 3];
+        check_decode::<i8>(random, rig, kernel, heads, lengths, [40, 65, 0][i / 3 % 3], scores);
+    }
+}
+
 #[test]
 fn decode_is_that_of_f64_for_heads_of_any_size() {
     let Some(rig) = rig() else { return };
@@ -287,11 +303,11 @@ fn check_prefill<E: Element>(
         rows.cap = CAP;
     }
     rows.forget_unseen(&mut cache);
-    let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), 1, size_of::<E>() == 2);
+    let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), 1, E::WRITES_HALVES);
     rows.check(&cache, &got, bound);
     // Blocks that share a tile's pages; with the most of them, some have none.
     for shares in [3, 32] {
-        let shared = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), shares, size_of::<E>() == 2);
+        let shared = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), shares, E::WRITES_HALVES);
         rows.check(&cache, &shared, bound);
     }
     // The same rows in smaller tiles give the same bits.
@@ -313,6 +329,29 @@ fn prefill_is_that_of_f64_within_f16() {
         (AttnPrefill::attn_prefill_f16_256, 3, 1, 256, vec![(0, 40), (31, 2)]),
     ] {
         check_prefill::<f16>(random, rig, (kernel, F16_BOUND), Heads { q, kv, dim }, &runs, 0, Scores::Near);
+    }
+}
+
+#[test]
+fn prefill_of_codes_is_that_of_f64() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (kernel, bound, q, kv, dim, runs) in [
+        (AttnPrefill::attn_prefill_i8_64, F16_BOUND, 9, 3, 64, vec![(0, 70), (5, 17), (33, 1)]),
+        (AttnPrefill::attn_prefill_i8_96, F16_BOUND, 7, 1, 96, vec![(0, 33), (31, 2)]),
+        (AttnPrefill::attn_prefill_i8_128, F16_BOUND, 8, 2, 128, vec![(0, 65), (64, 33)]),
+        (AttnPrefill::attn_prefill_i8_256, F16_BOUND, 3, 1, 256, vec![(0, 40), (31, 2)]),
+        (AttnPrefill::attn_prefill_i8_any, F32_BOUND, 6, 2, 32, vec![(0, 40), (31, 2)]),
+        (AttnPrefill::attn_prefill_i8_any, F32_BOUND, 2, 2, 256, vec![(30, 9), (0, 1)]),
+    ] {
+        let heads = Heads { q, kv, dim };
+        for (window, scores) in
+            [(0, Scores::Near), (40, Scores::Sinks), (0, Scores::Far), (7, Scores::Capped)]
+        {
+            let far = scores == Scores::Far && bound == F16_BOUND;
+            let bound = if far { CODED_FAR_BOUND } else { bound };
+            check_prefill::<i8>(random, rig, (kernel, bound), heads, &runs, window, scores);
+        }
     }
 }
 

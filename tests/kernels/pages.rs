@@ -1,9 +1,10 @@
 //! KV pages for tests: pages of a sequence lie in any order, with NaN wherever no token was written.
 
+use std::marker::PhantomData;
+
 use half::f16;
 use rocmforge::backend::hip::Buffer;
 use rocmforge::backend::hip::kernels::Kernel;
-use zerocopy::{Immutable, IntoBytes};
 
 use crate::random::Random;
 use crate::rig::Rig;
@@ -14,37 +15,89 @@ const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
 /// Element of a page.
-pub trait Element: Copy + IntoBytes + Immutable {
-    /// Chooses the f16 or the f32 variant of a kernel.
-    fn pick<A>(f16: Kernel<A>, f32: Kernel<A>) -> Kernel<A>;
-    const NAN: Self;
-    fn of(value: f32) -> Self;
-    fn value(self) -> f64;
+pub trait Element: Copy {
+    /// Chooses the variant of a kernel.
+    fn pick<A>(kernels: [Kernel<A>; 3]) -> Kernel<A>;
+    /// Whether results may be written as f16 rows.
+    const WRITES_HALVES: bool = true;
+    /// Bytes of a token's key or value in a page, on average.
+    fn token_bytes(dim: usize) -> usize;
+    /// Bytes of the keys, or values, of a head's tokens. `values`: `[PAGE][dim]`, NaN where nothing was written.
+    fn encode(values: &[f32], dim: usize) -> Vec<u8>;
+    /// The values of such bytes.
+    fn decode(bytes: &[u8], dim: usize) -> Vec<f32>;
+    /// Most that storing a head's values changes each.
+    fn rounding(values: &[f64]) -> Vec<f64>;
 }
 
 impl Element for f16 {
-    fn pick<A>(f16: Kernel<A>, _: Kernel<A>) -> Kernel<A> {
+    fn pick<A>([f16, _, _]: [Kernel<A>; 3]) -> Kernel<A> {
         f16
     }
-    const NAN: Self = Self::NAN;
-    fn of(value: f32) -> Self {
-        Self::from_f32(value)
+    fn token_bytes(dim: usize) -> usize {
+        2 * dim
     }
-    fn value(self) -> f64 {
-        self.to_f64()
+    fn encode(values: &[f32], _: usize) -> Vec<u8> {
+        values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()
+    }
+    fn decode(bytes: &[u8], _: usize) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect()
+    }
+    fn rounding(values: &[f64]) -> Vec<f64> {
+        values.iter().map(|v| 2f64.powi(-11) * (v.abs() + 1.0)).collect()
     }
 }
 
 impl Element for f32 {
-    fn pick<A>(_: Kernel<A>, f32: Kernel<A>) -> Kernel<A> {
+    fn pick<A>([_, _, f32]: [Kernel<A>; 3]) -> Kernel<A> {
         f32
     }
-    const NAN: Self = Self::NAN;
-    fn of(value: f32) -> Self {
-        value
+    const WRITES_HALVES: bool = false;
+    fn token_bytes(dim: usize) -> usize {
+        4 * dim
     }
-    fn value(self) -> f64 {
-        self.into()
+    fn encode(values: &[f32], _: usize) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+    fn decode(bytes: &[u8], _: usize) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+    }
+    fn rounding(values: &[f64]) -> Vec<f64> {
+        vec![0.0; values.len()]
+    }
+}
+
+/// Codes, with a scale for each 32 values of a token.
+const GROUP: usize = 32;
+
+impl Element for i8 {
+    fn pick<A>([_, i8, _]: [Kernel<A>; 3]) -> Kernel<A> {
+        i8
+    }
+    fn token_bytes(dim: usize) -> usize {
+        dim + dim / GROUP * 2
+    }
+    fn encode(values: &[f32], dim: usize) -> Vec<u8> {
+        let scale = |group: &[f32; GROUP]| {
+            let most = group.iter().fold(0f32, |most, v| if v.is_nan() { *v } else { most.max(v.abs()) });
+            if group.iter().any(|v| v.is_nan()) { f16::NAN } else { f16::from_f32(most / 127.0) }
+        };
+        let (groups, _) = values.as_chunks::<GROUP>();
+        assert!(dim.is_multiple_of(GROUP));
+        let code = |v: f32, scale: f32| if scale > 0.0 { (v / scale).round() as i8 } else { 0 };
+        let codes = groups.iter().flat_map(|group| group.map(|v| code(v, scale(group).to_f32()) as u8));
+        codes.chain(groups.iter().flat_map(|group| scale(group).to_le_bytes())).collect()
+    }
+    fn decode(bytes: &[u8], dim: usize) -> Vec<f32> {
+        let (codes, scales) = bytes.split_at(PAGE * dim);
+        let scales = f16::decode(scales, dim);
+        codes.iter().zip(0..).map(|(&code, i)| f32::from(code as i8) * scales[i / GROUP]).collect()
+    }
+    fn rounding(values: &[f64]) -> Vec<f64> {
+        // Half a step, and what rounding the scale takes from the greatest value.
+        let most = |group: &[f64]| group.iter().fold(0f64, |most, v| most.max(v.abs()));
+        let of_group = |group: &[f64]| vec![most(group) * (1.0 / 254.0 + 2f64.powi(-11)); group.len()];
+        values.chunks(GROUP).flat_map(of_group).collect()
     }
 }
 
@@ -71,8 +124,10 @@ pub struct Cache<E> {
     pub heads: Heads,
     pub stride: usize,
     tables: Vec<u32>,
-    values: Vec<E>,
+    /// The pages' exact content: `[page][layer][k | v][head][token][dim]`, NaN where nothing was written.
+    values: Vec<f32>,
     device: Option<Device>,
+    element: PhantomData<E>,
 }
 
 /// Buffers that kernels get.
@@ -93,8 +148,8 @@ impl<E: Element> Cache<E> {
         for (length, table) in lengths.iter().zip(tables.chunks_exact_mut(stride)) {
             table[..length.div_ceil(PAGE)].fill_with(|| order.next().unwrap() as u32);
         }
-        let values = vec![E::NAN; count * LAYERS * 2 * heads.kv * PAGE * heads.dim];
-        Self { heads, stride, tables, values, device: None }
+        let values = vec![f32::NAN; count * LAYERS * 2 * heads.kv * PAGE * heads.dim];
+        Self { heads, stride, tables, values, device: None, element: PhantomData }
     }
 
     fn page_len(&self) -> usize {
@@ -103,7 +158,7 @@ impl<E: Element> Cache<E> {
 
     /// Byte offset of the layer in use from a page's start.
     pub fn layer_offset(&self) -> u64 {
-        (LAYER * 2 * self.heads.kv * PAGE * self.heads.dim * size_of::<E>()) as u64
+        (LAYER * 2 * self.heads.kv * PAGE * E::token_bytes(self.heads.dim)) as u64
     }
 
     /// Index of a token's key or value among all elements.
@@ -113,7 +168,7 @@ impl<E: Element> Cache<E> {
         page * self.page_len() + (plane * PAGE + position % PAGE) * self.heads.dim
     }
 
-    pub fn head(&self, sequence: usize, position: usize, is_value: bool, head: usize) -> &[E] {
+    pub fn head(&self, sequence: usize, position: usize, is_value: bool, head: usize) -> &[f32] {
         &self.values[self.place(sequence, position, is_value, head)..][..self.heads.dim]
     }
 
@@ -122,8 +177,17 @@ impl<E: Element> Cache<E> {
         for position in 0..length {
             for (is_value, head) in (0..2 * self.heads.kv).map(|i| (i % 2 == 1, i / 2)) {
                 let (at, dim) = (self.place(sequence, position, is_value, head), self.heads.dim);
-                self.values[at..at + dim].fill_with(|| E::of(random.normal()));
+                self.values[at..at + dim].fill_with(|| random.normal());
             }
+        }
+        self.settle();
+    }
+
+    /// Rounds values to those that pages can hold.
+    fn settle(&mut self) {
+        let dim = self.heads.dim;
+        for plane in self.values.chunks_exact_mut(PAGE * dim) {
+            plane.copy_from_slice(&E::decode(&E::encode(plane, dim), dim));
         }
     }
 
@@ -132,7 +196,7 @@ impl<E: Element> Cache<E> {
         for position in 0..end {
             for (is_value, head) in (0..2 * self.heads.kv).map(|i| (i % 2 == 1, i / 2)) {
                 let (at, dim) = (self.place(sequence, position, is_value, head), self.heads.dim);
-                self.values[at..at + dim].fill(E::NAN);
+                self.values[at..at + dim].fill(f32::NAN);
             }
         }
         self.tables[sequence * self.stride..][..end / PAGE].fill(u32::MAX);
@@ -143,15 +207,19 @@ impl<E: Element> Cache<E> {
         for position in 0..length {
             for head in 0..self.heads.kv {
                 let at = self.place(sequence, position, false, head);
-                self.values[at] = E::of(value(position));
+                self.values[at] = value(position);
             }
         }
+        self.settle();
     }
 
     /// Copies pages and tables to the device.
     pub fn upload(&mut self, rig: &Rig) -> &Device {
-        let pages = rig.upload(&self.values);
-        let page_bytes = self.page_len() * size_of::<E>();
+        let dim = self.heads.dim;
+        let planes = self.values.chunks_exact(PAGE * dim);
+        let bytes: Vec<u8> = planes.flat_map(|plane| E::encode(plane, dim)).collect();
+        let pages = rig.upload(&bytes);
+        let page_bytes = self.page_len() / dim * E::token_bytes(dim);
         let count = self.values.len() / self.page_len();
         let bases: Vec<u64> =
             (0..count).map(|i| pages.ptr::<u8>().address() + (i * page_bytes) as u64).collect();
@@ -164,29 +232,29 @@ impl<E: Element> Cache<E> {
         self.device.as_ref().unwrap()
     }
 
-    /// The device's content as bits: `T` must be as large as `E`.
-    pub fn download<T: zerocopy::FromBytes + IntoBytes + Clone>(&self, rig: &Rig) -> Vec<T> {
+    /// The device's content.
+    pub fn download(&self, rig: &Rig) -> Vec<u8> {
         rig.download(&self.device.as_ref().unwrap().pages)
     }
 
     /// Copies the device's content back to the host.
-    pub fn read_back(&mut self, rig: &Rig)
-    where
-        E: zerocopy::FromBytes,
-    {
-        self.values = self.download(rig);
+    pub fn read_back(&mut self, rig: &Rig) {
+        let (bytes, dim) = (self.download(rig), self.heads.dim);
+        let planes = bytes.chunks_exact(PAGE * E::token_bytes(dim));
+        self.values = planes.flat_map(|plane| E::decode(plane, dim)).collect();
     }
 
     /// Number of elements that were ever written.
     pub fn written(&self) -> usize {
-        self.values.iter().filter(|v| !v.value().is_nan()).count()
+        self.values.iter().filter(|v| !v.is_nan()).count()
     }
 }
 
-/// Result of attention of one query head, and the weighted sum of the values' magnitudes.
+/// Result of attention of one query head, the weighted sum of the values' magnitudes, and their sum.
 pub struct Attended {
     pub value: f64,
     pub size: f64,
+    pub all: f64,
 }
 
 /// First position that a row at `position` sees; a window of 0 means no limit.
@@ -209,7 +277,8 @@ pub fn attend<E: Element>(
         let kv_head = h / heads.group();
         let score = |t: usize| -> f64 {
             let key = cache.head(sequence, t, false, kv_head);
-            key.iter().zip(q).map(|(k, &q)| k.value() * f64::from(q)).sum::<f64>() / (heads.dim as f64).sqrt()
+            key.iter().zip(q).map(|(&k, &q)| f64::from(k) * f64::from(q)).sum::<f64>()
+                / (heads.dim as f64).sqrt()
         };
         let capped = |x: f64| if cap == 0.0 { x } else { f64::from(cap) * (x / f64::from(cap)).tanh() };
         let scores: Vec<f64> = (first..=position).map(|t| capped(score(t))).collect();
@@ -217,11 +286,13 @@ pub fn attend<E: Element>(
         let most = scores.iter().fold(sink, |most, &s| most.max(s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
         let total: f64 = weights.iter().sum::<f64>() + (sink - most).exp();
-        let mut sums: Vec<Attended> = (0..heads.dim).map(|_| Attended { value: 0.0, size: 0.0 }).collect();
+        let mut sums: Vec<Attended> =
+            (0..heads.dim).map(|_| Attended { value: 0.0, size: 0.0, all: 0.0 }).collect();
         for (t, weight) in (first..).zip(&weights) {
-            for (sum, value) in sums.iter_mut().zip(cache.head(sequence, t, true, kv_head)) {
-                sum.value += weight / total * value.value();
-                sum.size += weight / total * value.value().abs();
+            for (sum, &value) in sums.iter_mut().zip(cache.head(sequence, t, true, kv_head)) {
+                sum.value += weight / total * f64::from(value);
+                sum.size += weight / total * f64::from(value).abs();
+                sum.all += f64::from(value).abs();
             }
         }
         out.extend(sums);

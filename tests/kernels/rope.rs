@@ -33,11 +33,7 @@ fn turned(x: &[f32], norm: Option<&[f32]>, angles: Option<&[f32]>, extras: &Extr
     head
 }
 
-fn close(got: f64, want: f64, share: f64) -> bool {
-    (got - want).abs() <= (want.abs() + 1.0) * share
-}
-
-fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads: Heads, extras: &Extras) {
+fn check<E: Element>(random: &mut Random, rig: &Rig, heads: Heads, extras: &Extras) {
     let lengths = [1usize, 32, 33, 77];
     let rows = lengths.len() + 1;
     let mut cache = Cache::<E>::new(random, heads, &lengths);
@@ -72,7 +68,7 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
         halves: extras.halves.into(),
         table_stride,
     };
-    let kernel = E::pick(RopeKv::rope_kv_f16, RopeKv::rope_kv_f32);
+    let kernel = E::pick([RopeKv::rope_kv_f16, RopeKv::rope_kv_i8, RopeKv::rope_kv_f32]);
     let grid = Grid::xy(all.div_ceil(8) as u32, rows as u32);
     rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
     let q = rig.download::<f32>(&q);
@@ -83,8 +79,6 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
         "the number of written elements is wrong"
     );
     assert!(q[lengths.len() * heads.cols()..].iter().all(|&v| v == 0.0), "padding");
-    // Rounding of an element in a page: 2^-11 for f16.
-    let share = if size_of::<E>() == 2 { 2f64.powi(-11) + 4e-6 } else { 4e-6 };
     for (row, length) in lengths.into_iter().enumerate() {
         let position = length - 1;
         let angles = &angles[position * extras.rope_dims..][..extras.rope_dims];
@@ -99,12 +93,12 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
             let want = turned(x, norm, (part < 2).then_some(angles), extras);
             let got: Vec<f64> = match part {
                 0 => q[row * heads.cols() + h * heads.dim..][..heads.dim].iter().map(|&v| v.into()).collect(),
-                _ => cache.head(row, position, part == 2, of_part).iter().map(|v| v.value()).collect(),
+                _ => cache.head(row, position, part == 2, of_part).iter().map(|&v| v.into()).collect(),
             };
-            let share = if part == 0 { 4e-6 } else { share };
-            for (d, (&got, &want)) in got.iter().zip(&want).enumerate() {
+            let rounding = if part == 0 { vec![0.0; heads.dim] } else { E::rounding(&want) };
+            for (d, ((&got, &want), rounding)) in got.iter().zip(&want).zip(rounding).enumerate() {
                 assert!(
-                    close(got, want, share),
+                    (got - want).abs() <= rounding + 4e-6 * (want.abs() + 1.0),
                     "{heads:?} row {row} head {h} value {d}: {got} instead of {want}"
                 );
             }
@@ -135,5 +129,8 @@ fn heads_are_turned_and_written_to_their_pages() {
         let extras = Extras { norms, rope_dims, halves };
         check::<f16>(random, rig, heads, &extras);
         check::<f32>(random, rig, heads, &extras);
+        if dim.is_multiple_of(32) {
+            check::<i8>(random, rig, heads, &extras);
+        }
     }
 }

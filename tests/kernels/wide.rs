@@ -136,7 +136,7 @@ fn wide_heads_have_windows_sinks_caps_and_far_scores() {
 }
 
 /// Rotates and stores rows of two sequences, one of which is padding.
-fn check_rope<E: Element + zerocopy::FromBytes>(
+fn check_rope<E: Element>(
     random: &mut Random,
     rig: &Rig,
     kernel: Kernel<RopeKvWide>,
@@ -187,23 +187,22 @@ fn check_rope<E: Element + zerocopy::FromBytes>(
                 let [cos, sin] = [angles[at], angles[at + 1]].map(f64::from);
                 (want[places[0]], want[places[1]]) = (x * cos - y * sin, x * sin + y * cos);
             }
-            let (found, more): (Vec<f64>, f64) = if head < heads.q {
+            let (found, more): (Vec<f64>, Vec<f64>) = if head < heads.q {
                 let got = &got[(row * heads.q + head) * heads.dim..][..heads.dim];
-                (got.iter().map(|&x| f64::from(x)).collect(), 0.0)
+                (got.iter().map(|&x| f64::from(x)).collect(), vec![0.0; heads.dim])
             } else if sequence == u32::MAX {
                 continue;
             } else {
                 let kv_head = (head - heads.q) % heads.kv;
                 let stored = cache.head(sequence as usize, position as usize, is_value, kv_head);
-                let rounding = if size_of::<E>() == 2 { 2f64.powi(-11) } else { 0.0 };
-                (stored.iter().map(|x| x.value()).collect(), rounding)
+                (stored.iter().map(|&x| f64::from(x)).collect(), E::rounding(&want))
             };
             if sequence == u32::MAX {
                 assert!(found.iter().all(|&x| x == 0.0), "a padding row is not 0");
                 continue;
             }
-            for (k, (got, want)) in found.iter().zip(&want).enumerate() {
-                let most = (more + 4e-6) * (want.abs() + 1.0);
+            for (k, ((got, want), more)) in found.iter().zip(&want).zip(more).enumerate() {
+                let most = more + 4e-6 * (want.abs() + 1.0);
                 assert!(
                     (got - want).abs() <= most,
                     "{heads:?} row {row} head {head} value {k}: {got}, {want}"

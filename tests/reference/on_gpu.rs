@@ -119,6 +119,16 @@ fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
     compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-4);
 }
 
+/// A code of a key or value that rounds the other way moves a logit too.
+#[test]
+fn smollm2_with_codes_in_its_cache_has_the_cpu_backends_logits() {
+    let Some(path) = common::smollm2() else { return };
+    let (activations, kv) = (ActivationType::F32, KvType::Int8);
+    let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
+    let ids = smollm2_ids(&gpu);
+    compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-3);
+}
+
 /// One code that rounds the other way moves a logit by more than the different sums of two kernels. So both backends
 /// are compared with single precision. The CPU has fine codes for outliers and loses half as much as the GPU (1.8e-2,
 /// 3.9e-2 here).

@@ -416,7 +416,8 @@ impl Backend for HipBackend {
 
     fn page_layout(&self) -> &'static str {
         match self.options.kv {
-            KvType::F16 | KvType::Int8 => "gpu f16",
+            KvType::F16 => "gpu f16",
+            KvType::Int8 => "gpu int8",
             KvType::F32 => "gpu f32",
         }
     }
@@ -449,7 +450,8 @@ impl Backend for HipBackend {
 
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.options.kv {
-            KvType::F16 | KvType::Int8 => |program| kv::page_bytes(program, KvType::F16),
+            KvType::F16 => |program| kv::page_bytes(program, KvType::F16),
+            KvType::Int8 => |program| kv::page_bytes(program, KvType::Int8),
             KvType::F32 => |program| kv::page_bytes(program, KvType::F32),
         }
     }

@@ -230,7 +230,7 @@ kernels! { |launch|
     }
 
     /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads per workgroup, rows.
-    RopeKv [rope_kv_f16, rope_kv_f32] {
+    RopeKv [rope_kv_f16, rope_kv_i8, rope_kv_f32] {
         /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`.
         qkv: DevicePtr<f32> [launch.y * (n_heads + 2 * n_kv_heads) * head_dim],
         /// f32 `[head_dim]`, or null.
@@ -279,6 +279,16 @@ kernels! { |launch|
         attn_decode_f16_128_8: 8,
         attn_decode_f16_any_1,
         attn_decode_f16_any_4: 4,
+        attn_decode_i8_64_1,
+        attn_decode_i8_64_2: 2,
+        attn_decode_i8_64_4: 4,
+        attn_decode_i8_64_8: 8,
+        attn_decode_i8_128_1,
+        attn_decode_i8_128_2: 2,
+        attn_decode_i8_128_4: 4,
+        attn_decode_i8_128_8: 8,
+        attn_decode_i8_any_1,
+        attn_decode_i8_any_4: 4,
         attn_decode_f32_any_1,
         attn_decode_f32_any_4: 4,
     ] {
@@ -381,6 +391,11 @@ kernels! { |launch|
         attn_prefill_f16_128: 64,
         attn_prefill_f16_256: 64,
         attn_prefill_f16_any: 64,
+        attn_prefill_i8_64: 64,
+        attn_prefill_i8_96: 64,
+        attn_prefill_i8_128: 64,
+        attn_prefill_i8_256: 64,
+        attn_prefill_i8_any: 64,
         attn_prefill_f32_any: 64,
     ] {
         /// f32 `[M][n_heads * head_dim]`. `tiles` decides which rows.

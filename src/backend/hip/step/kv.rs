@@ -1,10 +1,11 @@
 //! Keys and values of one model: pages in device memory, and the table of their addresses for kernels.
 //!
 //! A page holds 32 tokens of one sequence for all states of the program, one after the other. Each state is
-//! `[k | v][head][32][head_dim]`. A page has memory from its first write to its release.
+//! `[k | v][head][32][head_dim]`; codes of a head are followed by their scales (kernels/common/pages.h). A page has memory from its
+//! first write to its release.
 
 use crate::backend::hip::{ALIGN, Buffer, Device, HipError, Purpose, Stream};
-use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
+use crate::backend::{BackendError, KV_GROUP, KV_PAGE_TOKENS, KvType};
 use crate::program::{Program, State};
 
 /// Entries of the first address table.
@@ -20,11 +21,13 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Layout for a program's states; `None` when a page would exceed the address space.
+    /// Layout for a program's states; `None` when a page would exceed the address space. `kv`: a type that is
+    /// [within](KvType::within) the program.
     pub fn of(program: &Program, kv: KvType) -> Option<Self> {
-        let element = match kv {
-            KvType::F16 | KvType::Int8 => 2,
-            KvType::F32 => 4,
+        let bytes = |values: usize| match kv {
+            KvType::F16 => values.checked_mul(2),
+            KvType::Int8 => values.checked_add(values / KV_GROUP * size_of::<half::f16>()),
+            KvType::F32 => values.checked_mul(4),
         };
         let (mut offsets, mut end) = (Vec::with_capacity(program.states().len()), 0usize);
         for state in program.states() {
@@ -34,7 +37,7 @@ impl KvLayout {
             };
             offsets.push(end as u64);
             // A multiple of 16 bytes, because kernels read 16 bytes at a time.
-            end = end.checked_add(values.checked_mul(2 * KV_PAGE_TOKENS * element)?)?;
+            end = end.checked_add(bytes(values)?.checked_mul(2 * KV_PAGE_TOKENS)?)?;
         }
         // A program without keys and values has pages all the same: they count positions.
         let page_bytes = end.max(1).checked_next_multiple_of(ALIGN)?;
@@ -44,7 +47,7 @@ impl KvLayout {
 
 /// Device bytes per page; `u64::MAX` when a page would exceed the address space.
 pub fn page_bytes(program: &Program, kv: KvType) -> u64 {
-    KvLayout::of(program, kv).map_or(u64::MAX, |layout| layout.page_bytes as u64)
+    KvLayout::of(program, kv.within(program)).map_or(u64::MAX, |layout| layout.page_bytes as u64)
 }
 
 /// The pages of one model.

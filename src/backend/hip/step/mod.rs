@@ -21,7 +21,7 @@ use crate::backend::hip::kernels::thresholds::{self, Family, Order, Thresholds};
 use crate::backend::{ActivationType, KvType};
 use crate::tensor::DType;
 
-/// Element types to compute with: the same for all models of a backend.
+/// Element types to compute with: the same for all models of a backend, but for pages of codes ([`KvType::within`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// Form of activations in products with quantised weights.

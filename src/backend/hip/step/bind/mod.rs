@@ -97,7 +97,7 @@ pub struct ScratchNeed {
 /// # Errors
 /// [`BackendError::Unsupported`], [`BackendError::Operation`], [`BackendError::Dims`] when no kernel computes it.
 pub fn bind(program: &Program, limits: StepLimits, modes: Modes) -> Result<Bound, BackendError> {
-    lower::lower(program, limits, modes)
+    lower::lower(program, limits, Modes { kv: modes.kv.within(program), ..modes })
 }
 
 /// Why a program cannot be bound at any step size and in any mode; `None` if it can.

@@ -5,6 +5,8 @@ mod recurrent;
 use std::sync::Arc;
 
 use super::*;
+use crate::backend::KvType;
+use crate::backend::hip::step::kv::page_bytes;
 use crate::backend::hip::step::scratch;
 use crate::program::{
     Activation, Builder, ExpertRange, Gating, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId,
@@ -168,7 +170,7 @@ fn llama(dtype: DType, layers: u32) -> Program {
 const MODES: Modes = Modes {
     unit: crate::backend::hip::kernels::MatrixUnit::None,
     activations: crate::backend::ActivationType::Int8,
-    kv: crate::backend::KvType::F16,
+    kv: KvType::F16,
     order: crate::backend::hip::kernels::thresholds::Order::ByRows,
 };
 
@@ -216,6 +218,20 @@ fn a_usual_layer_is_seven_units_and_layers_share_their_memory() {
     let numbers: Vec<u32> = part.operands.iter().map(|id| id.0).collect();
     assert_eq!(numbers, (part.operands[0].0..).take(9).collect::<Vec<_>>());
     assert_eq!(found.kv.offsets, [0, 32 * 2 * 2 * 64 * 2]);
+}
+
+#[test]
+fn pages_hold_codes_where_heads_are_whole_groups_and_f16_elsewhere() {
+    let codes = Modes { kv: KvType::Int8, ..MODES };
+    let bind = |program: &Program| bind(program, StepLimits { rows: 8, wanted_rows: 8 }, codes).unwrap();
+    let (usual, wide) = (llama(DType::Q4_K, 2), latent(0));
+    // Keys and values of 32 tokens and 2 heads of 64 values, with an f16 scale for each 32.
+    let state = 2 * 32 * 2 * (64 + 2 * 2);
+    let found = bind(&usual);
+    assert_eq!((found.modes.kv, found.kv.offsets), (KvType::Int8, vec![0, state]));
+    assert_eq!(page_bytes(&usual, KvType::Int8), 2 * state);
+    assert_eq!(bind(&wide).modes.kv, KvType::F16);
+    assert_eq!(page_bytes(&wide, KvType::Int8), page_bytes(&wide, KvType::F16));
 }
 
 #[test]

@@ -53,20 +53,35 @@ fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, 
         fits.or(kernels.last()).copied()
     };
     let chosen = match (kv, head_dim) {
-        (KvType::F16 | KvType::Int8, 64) => of(&[
+        (KvType::F16, 64) => of(&[
             (AttnDecode::attn_decode_f16_64_1, 1),
             (AttnDecode::attn_decode_f16_64_2, 2),
             (AttnDecode::attn_decode_f16_64_4, 4),
             (AttnDecode::attn_decode_f16_64_8, 8),
         ]),
-        (KvType::F16 | KvType::Int8, 128) => of(&[
+        (KvType::F16, 128) => of(&[
             (AttnDecode::attn_decode_f16_128_1, 1),
             (AttnDecode::attn_decode_f16_128_2, 2),
             (AttnDecode::attn_decode_f16_128_4, 4),
             (AttnDecode::attn_decode_f16_128_8, 8),
         ]),
-        (KvType::F16 | KvType::Int8, _) => {
+        (KvType::F16, _) => {
             of(&[(AttnDecode::attn_decode_f16_any_1, 1), (AttnDecode::attn_decode_f16_any_4, 4)])
+        }
+        (KvType::Int8, 64) => of(&[
+            (AttnDecode::attn_decode_i8_64_1, 1),
+            (AttnDecode::attn_decode_i8_64_2, 2),
+            (AttnDecode::attn_decode_i8_64_4, 4),
+            (AttnDecode::attn_decode_i8_64_8, 8),
+        ]),
+        (KvType::Int8, 128) => of(&[
+            (AttnDecode::attn_decode_i8_128_1, 1),
+            (AttnDecode::attn_decode_i8_128_2, 2),
+            (AttnDecode::attn_decode_i8_128_4, 4),
+            (AttnDecode::attn_decode_i8_128_8, 8),
+        ]),
+        (KvType::Int8, _) => {
+            of(&[(AttnDecode::attn_decode_i8_any_1, 1), (AttnDecode::attn_decode_i8_any_4, 4)])
         }
         (KvType::F32, _) => {
             of(&[(AttnDecode::attn_decode_f32_any_1, 1), (AttnDecode::attn_decode_f32_any_4, 4)])
@@ -82,15 +97,16 @@ fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
     whole(heads) && whole(group)
 }
 
-/// Whether decode attention can write f16 rows: a mean of f16 values fits f16, and a lane writes four values.
+/// Whether decode attention can write f16 rows: a mean of f16 values fits f16, and a lane writes four values. A mean of codes fits
+/// too, unless f16 pages would have overflowed.
 fn writes_halves(kv: KvType, head_dim: u32) -> bool {
-    kv == KvType::F16 && head_dim.is_multiple_of(4)
+    kv != KvType::F32 && head_dim.is_multiple_of(4)
 }
 
 /// Whether tiles of queries can write f16 rows: only one after the other. A mean of f16 values fits f16; a mean of f32
 /// values may not.
 pub(super) fn tiles_write_halves(modes: Modes) -> bool {
-    modes.kv == KvType::F16 && !modes.tiled()
+    modes.kv != KvType::F32 && !modes.tiled()
 }
 
 /// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows. `around`: a window looks both

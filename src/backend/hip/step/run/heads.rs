@@ -105,7 +105,8 @@ impl Run<'_> {
 
     pub(super) fn heads(&self, unit: &Heads, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let kernel = match self.bound.modes.kv {
-            KvType::F16 | KvType::Int8 => RopeKv::rope_kv_f16,
+            KvType::F16 => RopeKv::rope_kv_f16,
+            KvType::Int8 => RopeKv::rope_kv_i8,
             KvType::F32 => RopeKv::rope_kv_f32,
         };
         let kv = unit.kv.unwrap_or(Kv { offset: 0, heads: 0 });
@@ -147,6 +148,7 @@ impl Run<'_> {
         source: &Source,
     ) -> Result<(), BackendError> {
         let kernel = match self.bound.modes.kv {
+            // Wide heads have no pages of codes ([`KvType::within`]).
             KvType::F16 | KvType::Int8 => kernels::RopeKvWide::rope_kv_wide_f16,
             KvType::F32 => kernels::RopeKvWide::rope_kv_wide_f32,
         };

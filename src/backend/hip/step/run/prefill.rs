@@ -70,12 +70,17 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let kv = self.bound.modes.kv;
         let kernel: Kernel<AttnPrefill> = match (kv, unit.head_dim) {
-            (KvType::F16 | KvType::Int8, 64) => AttnPrefill::attn_prefill_f16_64,
-            (KvType::F16 | KvType::Int8, 80) => AttnPrefill::attn_prefill_f16_80,
-            (KvType::F16 | KvType::Int8, 96) => AttnPrefill::attn_prefill_f16_96,
-            (KvType::F16 | KvType::Int8, 128) => AttnPrefill::attn_prefill_f16_128,
-            (KvType::F16 | KvType::Int8, 256) => AttnPrefill::attn_prefill_f16_256,
-            (KvType::F16 | KvType::Int8, _) => AttnPrefill::attn_prefill_f16_any,
+            (KvType::F16, 64) => AttnPrefill::attn_prefill_f16_64,
+            (KvType::F16, 80) => AttnPrefill::attn_prefill_f16_80,
+            (KvType::F16, 96) => AttnPrefill::attn_prefill_f16_96,
+            (KvType::F16, 128) => AttnPrefill::attn_prefill_f16_128,
+            (KvType::F16, 256) => AttnPrefill::attn_prefill_f16_256,
+            (KvType::F16, _) => AttnPrefill::attn_prefill_f16_any,
+            (KvType::Int8, 64) => AttnPrefill::attn_prefill_i8_64,
+            (KvType::Int8, 96) => AttnPrefill::attn_prefill_i8_96,
+            (KvType::Int8, 128) => AttnPrefill::attn_prefill_i8_128,
+            (KvType::Int8, 256) => AttnPrefill::attn_prefill_i8_256,
+            (KvType::Int8, _) => AttnPrefill::attn_prefill_i8_any,
             (KvType::F32, _) => AttnPrefill::attn_prefill_f32_any,
         };
         let (out16, row_scales) = self.halves(&unit.out);
@@ -124,6 +129,7 @@ impl Run<'_> {
 impl Run<'_> {
     /// Attends to tiles within a window that looks both ways. `of` has the arguments of other windows.
     fn attend_around(&self, unit: &Attend, grid: Grid, of: &AttnPrefill) -> Result<(), BackendError> {
+        // Such programs have no pages of codes ([`KvType::within`]).
         let kernel: Kernel<AttnAround> = match (self.bound.modes.kv, unit.head_dim) {
             (KvType::F16 | KvType::Int8, 64) => AttnAround::attn_around_f16_64,
             (KvType::F16 | KvType::Int8, 256) => AttnAround::attn_around_f16_256,

@@ -18,6 +18,7 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let kernel = match self.bound.modes.kv {
+            // Wide heads have no pages of codes ([`KvType::within`]).
             KvType::F16 | KvType::Int8 => AttnWide::attn_wide_f16,
             KvType::F32 => AttnWide::attn_wide_f32,
         };

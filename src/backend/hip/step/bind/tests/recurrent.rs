@@ -1,8 +1,6 @@
 //! Binding of operations with recurrent states.
 
 use super::*;
-use crate::backend::KvType;
-use crate::backend::hip::step::kv;
 use crate::backend::hip::step::states::array_bytes;
 use crate::program::DeltaHeads;
 
@@ -108,7 +106,7 @@ fn recurrent_operations_know_their_sizes_and_where_their_states_are() {
     let all = bytes.iter().sum::<u64>().next_multiple_of(256);
     assert_eq!((found.states.bytes as u64, array_bytes(&program)), (all, all));
     // Pages count positions, although nothing is stored in them.
-    assert_eq!((found.kv.page_bytes, kv::page_bytes(&program, KvType::F32)), (256, 256));
+    assert_eq!((found.kv.page_bytes, page_bytes(&program, KvType::F32)), (256, 256));
     assert_eq!(array_bytes(&llama(DType::Q4_K, 1)), 0);
 }
 
