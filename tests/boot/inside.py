@@ -123,7 +123,7 @@ def installs(_):
     socket = os.stat(SOCKET)
     expect(socket.st_mode & 0o777 == 0o660, f"socket mode {socket.st_mode:o}")
     expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "the socket has another group")
-    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge-metrics.service", "rocmforge-gateway.socket", "rocmforge-gateway.service")
+    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge.slice", "rocmforge-metrics.service", "rocmforge-gateway.socket", "rocmforge-gateway.service")
     version = int(run("systemctl", "--version").stdout.split()[1])
     chosen = sorted(path.name for path in pathlib.Path(DROP_INS).glob("*")) if os.path.exists(DROP_INS) else []
     expect(chosen == [f"50-systemd-{n}.conf" for n in [253, 254, 258] if n <= version], f"systemd {version}: {chosen}")
@@ -176,6 +176,9 @@ def is_confined(_):
     expect(zero.returncode == 0, f"/dev/zero refused: {zero.stderr}")
     if os.path.exists("/dev/net/tun"):
         expect("not permitted" in tun.stderr, f"/dev/net/tun was opened: {tun.stderr}")
+    # Beside user.slice and system.slice, and heavier than both.
+    expect(shown(SERVICE, "ControlGroup") == f"/rocmforge.slice/{SERVICE}", shown(SERVICE, "ControlGroup"))
+    expect(shown("rocmforge.slice", "CPUWeight") == "1000", f"weight {shown('rocmforge.slice', 'CPUWeight')}")
     score = run("systemd-analyze", "security", "--no-pager", SERVICE).stdout.strip().splitlines()[-1]
     return score.strip("→ ").replace(f"Overall exposure level for {SERVICE}: ", "exposure ")
 
