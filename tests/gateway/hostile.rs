@@ -95,7 +95,8 @@ fn a_stream_keeps_its_place_whoever_connects_and_asks_nothing() {
     let mut stream = door.connect();
     stream.post("/v1/chat/completions", &body.to_string());
     door.await_metric("rocmforge_gateway_streams_open 1");
-    for sends in ["", "GET /livez HTTP/1.1\r\nX: aaaa"] {
+    let body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{";
+    for sends in ["", "GET /livez HTTP/1.1\r\nX: aaaa", body] {
         let idle = |_| {
             let mut connection = door.connect();
             connection.send(sends);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::access::{Access, Identity, Peer};
 use crate::failure::Failure;
-use crate::places::{Full, Places};
+use crate::places::{Full, Places, Rest, Turn};
 
 /// Seconds after which a client may try again whose peer has too many requests under way.
 const RETRY_AFTER_S: u32 = 1;
@@ -55,14 +55,20 @@ struct State {
 enum Phase {
     /// Its task has not read yet.
     New,
-    /// No request is under way. It has this turn among those that wait.
-    Waits(u64),
-    /// A request's head is complete, and its answer is not.
+    /// No request is complete. It has this turn among those that wait.
+    Waits(Turn),
+    /// A request is complete, and its answer is not.
     Runs,
     /// An answer is complete, and not yet written.
     Answered,
     /// A newcomer has its place.
     Closed,
+}
+
+impl Phase {
+    fn is_whole(self) -> bool {
+        matches!(self, Phase::Runs | Phase::Answered)
+    }
 }
 
 /// A request under way, until its answer is complete.
@@ -92,6 +98,27 @@ impl Request {
             state.asks = Some(peer);
         }
         Ok(())
+    }
+}
+
+impl Request {
+    /// Reads the request's body. While bytes are missing the connection waits, and a newcomer may get its place; `None` if one has.
+    pub async fn body<T>(&self, read: impl Future<Output = T>) -> Option<T> {
+        let mut read = pin!(read);
+        // Most bodies come with their head.
+        let first = std::future::poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
+        if let Poll::Ready(whole) = first {
+            return Some(whole);
+        }
+        self.0.wait(&mut self.0.state(), Rest::Body);
+        let whole = read.await;
+        let mut state = self.0.state();
+        self.0.go_on(&mut state);
+        if state.phase == Phase::Closed {
+            return None;
+        }
+        self.0.enter(&mut state, Phase::Runs);
+        Some(whole)
     }
 }
 
@@ -125,7 +152,7 @@ impl Life {
         }
         // Of requests that came together, the next may begin before the last answer is written.
         self.uncount(&mut state);
-        state.phase = Phase::Runs;
+        self.enter(&mut state, Phase::Runs);
         state.until = None;
         state.rests = false;
         Some(Request(Arc::clone(self)))
@@ -166,7 +193,7 @@ impl Life {
                 state.rests = false;
                 state.until = Some(Instant::now() + self.times.head);
             }
-            Phase::New if none => self.wait(&mut state),
+            Phase::New if none => self.wait(&mut state, Rest::Head),
             _ => {}
         }
     }
@@ -178,12 +205,20 @@ impl Life {
             self.uncount(&mut state);
             state.rests = true;
             state.until = Some(Instant::now() + self.times.idle);
-            self.wait(&mut state);
+            self.wait(&mut state, Rest::Head);
         }
     }
 
-    fn wait(&self, state: &mut State) {
-        state.phase = Phase::Waits(self.places.wait(state.peer, &self.closed));
+    fn wait(&self, state: &mut State, rest: Rest) {
+        let turn = self.places.wait(state.peer, rest, &self.closed);
+        self.enter(state, Phase::Waits(turn));
+    }
+
+    fn enter(&self, state: &mut State, phase: Phase) {
+        let before = std::mem::replace(&mut state.phase, phase).is_whole();
+        if before != phase.is_whole() {
+            self.places.is_whole(!before);
+        }
     }
 
     /// Ends waiting.
@@ -211,6 +246,7 @@ impl Drop for Life {
         self.go_on(&mut state);
         self.uncount(&mut state);
         if state.phase != Phase::Closed {
+            self.enter(&mut state, Phase::Closed);
             self.places.free();
         }
     }

@@ -1,10 +1,11 @@
 //! The places of open connections, and the one that ends when a newcomer finds none.
 //!
-//! A connection waits before its first request, between two requests, and while a request's head is incomplete. It costs little,
-//! and may stay until its place is wanted. Where all places are taken, the peer that has most waiting connections loses the one
-//! that has waited longest. A connection with a request under way is never closed for another one.
+//! A connection waits before its first request, between two requests, and while a request's head or body is incomplete. It costs
+//! little, and may stay until its place is wanted. Where all places are taken, the peer that has most waiting connections loses the
+//! one that has waited longest. One that sends a body goes only if the peer has no other. A connection whose request is whole is never closed
+//! for another one.
 //!
-//! So only requests under way keep others out. A peer may have as many as would then still be free, where peers are told apart.
+//! So only whole requests keep others out. A peer may have as many as would then still be free, where peers are told apart.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -33,22 +34,43 @@ pub struct Places {
 struct Table {
     /// Places taken.
     held: usize,
-    /// Those of them whose connection waits.
-    waiting: usize,
+    /// Those of them whose connection waits for a head, and for a body.
+    heads: usize,
+    bodies: usize,
+    /// Those of them whose connection has a whole request. Each of the rest is read soon, and then waits or has one.
+    whole: usize,
     /// Those of them with a request under way that counts for its peer.
     asking: usize,
-    /// Number of the last connection that began to wait.
-    turn: u64,
+    /// How many connections began to wait.
+    turns: u64,
     /// Peers that have something here.
     peers: HashMap<Peer, Holding>,
     closed: Closed,
 }
 
+/// The order in which a peer's waiting connections lose their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn {
+    /// The bytes that it waits for.
+    pub rest: Rest,
+    /// The connections that began to wait before it.
+    number: u64,
+}
+
+/// The bytes that a waiting connection lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rest {
+    /// A request's head, or all of it.
+    Head,
+    /// The end of its body: more of it was done.
+    Body,
+}
+
 /// The connections and requests of a peer.
 #[derive(Debug, Default)]
 struct Holding {
-    /// Connections that wait, by their turns: the first has waited longest. Each is told if its place is gone.
-    waiting: BTreeMap<u64, Arc<Notify>>,
+    /// Connections that wait: the first loses its place first. Each is told if it is gone.
+    waiting: BTreeMap<Turn, Arc<Notify>>,
     /// Requests under way.
     asking: usize,
 }
@@ -112,10 +134,17 @@ impl Places {
     /// last one that waited has begun a request since, there is one place more for the moment.
     pub fn take(&self) {
         let mut table = self.table();
-        if table.held >= self.total {
+        if table.held >= self.total && table.gives_way() {
             table.push_out();
         }
         table.held += 1;
+        self.tell(table);
+    }
+
+    /// A connection has a whole request, or has one no more.
+    pub fn is_whole(&self, whole: bool) {
+        let mut table = self.table();
+        table.whole = if whole { table.whole + 1 } else { table.whole.saturating_sub(1) };
         self.tell(table);
     }
 
@@ -134,26 +163,28 @@ impl Places {
         self.tell(table);
     }
 
-    /// A connection of that peer begins to wait. Returns its turn.
-    pub fn wait(&self, peer: Peer, closed: &Arc<Notify>) -> u64 {
+    /// A connection of that peer begins to wait for bytes. Returns its turn.
+    pub fn wait(&self, peer: Peer, rest: Rest, closed: &Arc<Notify>) -> Turn {
         let mut table = self.table();
-        table.turn += 1;
-        let turn = table.turn;
-        table.waiting += 1;
+        table.turns += 1;
+        let turn = Turn { rest, number: table.turns };
+        *table.count(rest) += 1;
         table.peers.entry(peer).or_default().waiting.insert(turn, Arc::clone(closed));
         self.tell(table);
         turn
     }
 
     /// A connection waits no longer. False if another one has its place.
-    pub fn go_on(&self, peer: Peer, turn: u64) -> bool {
+    pub fn go_on(&self, peer: Peer, turn: Turn) -> bool {
         let mut table = self.table();
         let Entry::Occupied(mut of) = table.peers.entry(peer) else { return false };
         let waited = of.get_mut().waiting.remove(&turn).is_some();
         if of.get().is_nothing() {
             of.remove();
         }
-        table.waiting -= usize::from(waited);
+        if waited {
+            *table.count(turn.rest) -= 1;
+        }
         self.tell(table);
         waited
     }
@@ -202,25 +233,39 @@ impl Places {
 
     /// Tells those who wait for room of a change.
     fn tell(&self, table: MutexGuard<'_, Table>) {
-        let room = table.held < self.total || table.waiting > 0;
+        let room = table.held < self.total || table.gives_way();
         self.room.send_if_modified(|before| std::mem::replace(before, room) != room);
         drop(table);
     }
 }
 
 impl Table {
-    /// Takes the place of the longest waiting connection of the peer that has most of them.
+    fn count(&mut self, rest: Rest) -> &mut usize {
+        match rest {
+            Rest::Head => &mut self.heads,
+            Rest::Body => &mut self.bodies,
+        }
+    }
+
+    /// Whether one that waits may go now. One that sends a body does not go before those that were not read yet: these may have
+    /// nothing to ask.
+    fn gives_way(&self) -> bool {
+        let unread = self.held > self.heads + self.bodies + self.whole;
+        self.heads > 0 || (self.bodies > 0 && !unread)
+    }
+
+    /// Takes the place of a waiting connection of the peer that has most of them: the one whose turn is first.
     fn push_out(&mut self) -> bool {
         let most = self.peers.iter_mut().max_by_key(|(_, of)| of.waiting.len());
         let Some((peer, of)) = most else { return false };
         let peer = *peer;
-        let Some((_, closed)) = of.waiting.pop_first() else { return false };
+        let Some((turn, closed)) = of.waiting.pop_first() else { return false };
         let nothing = of.is_nothing();
         if nothing {
             self.peers.remove(&peer);
         }
         closed.notify_one();
-        self.waiting -= 1;
+        *self.count(turn.rest) -= 1;
         self.held = self.held.saturating_sub(1);
         self.closed.count(peer, Reason::Room);
         true
@@ -274,10 +319,10 @@ mod tests {
     }
 
     /// Newcomers of that peer that wait for their first request.
-    fn newcomers(places: &Places, peer: Peer, count: usize) -> Vec<u64> {
+    fn newcomers(places: &Places, peer: Peer, count: usize) -> Vec<Turn> {
         let newcomer = |_| {
             places.take();
-            places.wait(peer, &notify())
+            places.wait(peer, Rest::Head, &notify())
         };
         (0..count).map(newcomer).collect()
     }
@@ -301,13 +346,30 @@ mod tests {
     }
 
     #[test]
+    fn one_that_sends_a_body_goes_after_its_peers_others_and_before_other_peers() {
+        let places = Places::new(4);
+        let body = |peer| {
+            places.take();
+            places.wait(peer, Rest::Body, &notify())
+        };
+        let bodies = [body(ONE), body(ONE)];
+        let heads = [newcomers(&places, ONE, 1)[0], newcomers(&places, TWO, 1)[0]];
+        places.take();
+        assert!(!places.go_on(ONE, heads[0]), "it came last, and is first to go");
+        places.take();
+        assert!(!places.go_on(ONE, bodies[0]) && places.go_on(ONE, bodies[1]) && places.go_on(TWO, heads[1]));
+    }
+
+    #[test]
     fn there_is_no_room_where_all_have_requests() {
         let places = Places::new(2);
         let turns = newcomers(&places, ONE, 2);
         assert!(has_room(&places), "both wait");
         assert!(turns.iter().all(|turn| places.go_on(ONE, *turn)));
+        turns.iter().for_each(|_| places.is_whole(true));
         assert!(!has_room(&places) && !places.push_out());
-        places.wait(ONE, &notify());
+        places.is_whole(false);
+        places.wait(ONE, Rest::Head, &notify());
         assert!(has_room(&places) && places.push_out() && has_room(&places));
         places.free();
         assert!(places.table().peers.is_empty());
@@ -318,7 +380,7 @@ mod tests {
         let places = Places::new(1);
         let told = notify();
         places.take();
-        let turn = places.wait(ONE, &told);
+        let turn = places.wait(ONE, Rest::Head, &told);
         places.take();
         let notified = std::pin::pin!(told.notified());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -41,6 +41,9 @@ struct Refused {
     close: bool,
 }
 
+/// A body, and the room that it takes.
+type Whole = (Bytes, Option<OwnedSemaphorePermit>);
+
 impl From<Failure> for Refused {
     fn from(failure: Failure) -> Self {
         Self { failure, close: false }
@@ -119,13 +122,10 @@ async fn respond(
         },
         &Method::POST => {
             let Some(post) = Post::of(path) else { return Err(closing(not_found(path))) };
-            let (bytes, room) = match body.size_hint().exact() {
-                Some(size) => {
-                    let room = room(gateway, size).await.map_err(closing)?;
-                    (read(gateway, body).await?, room)
-                }
-                None => read_chunked(gateway, body).await?,
+            let Some(body) = counted.body(read(gateway, body)).await else {
+                return std::future::pending().await;
             };
+            let (bytes, room) = body?;
             refuse_at_the_end()?;
             let mut params = Params::read(&bytes)?.holding(room);
             let gateway = gateway.of(access, caller).await?;
@@ -149,11 +149,20 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
+/// Reads a whole body, once there is room for it.
+async fn read(gateway: &Gateway, body: Incoming) -> Result<Whole, Refused> {
+    let closing = |failure| Refused { failure, close: true };
+    match body.size_hint().exact() {
+        Some(size) => {
+            let room = room(gateway, size).await.map_err(closing)?;
+            Ok((read_sized(gateway, body).await?, room))
+        }
+        None => read_chunked(gateway, body).await,
+    }
+}
+
 /// Reads a body whose size is not told. It waits for the room of the largest one when it is no longer small.
-async fn read_chunked(
-    gateway: &Gateway,
-    mut body: Incoming,
-) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Refused> {
+async fn read_chunked(gateway: &Gateway, mut body: Incoming) -> Result<Whole, Refused> {
     let closing = |failure| Refused { failure, close: true };
     let (max, until) = (gateway.settings.body_bytes, tokio::time::Instant::now() + BODY_TIMEOUT);
     let (mut bytes, mut permit) = (Vec::new(), None);
@@ -202,8 +211,8 @@ pub async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<OwnedSemaphore
     }
 }
 
-/// Reads a whole body.
-async fn read(gateway: &Gateway, body: Incoming) -> Result<Bytes, Refused> {
+/// Reads a body whose size is told.
+async fn read_sized(gateway: &Gateway, body: Incoming) -> Result<Bytes, Refused> {
     let closing = |failure| Refused { failure, close: true };
     if body.size_hint().lower() > gateway.body_bytes_max() {
         return Err(closing(too_large(gateway)));

@@ -5,6 +5,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::Options;
@@ -23,7 +24,7 @@ const PLACES: usize = 8;
 struct Door {
     address: String,
     _runtime: Runtime,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Door {
@@ -43,7 +44,7 @@ impl Door {
         let listener = runtime.block_on(async { Listener::open(&address, tokens).unwrap() });
         let address = listener.address().trim_start_matches("http://").to_owned();
         runtime.spawn(serve(Gateway::new(options, settings), listener, std::future::pending()));
-        Self { address, _runtime: runtime, _dir: dir }
+        Self { address, _runtime: runtime, dir }
     }
 
     fn connect(&self) -> Connection {
@@ -60,6 +61,11 @@ impl Door {
             connection
         };
         (0..count).map(one).collect()
+    }
+
+    /// A daemon that takes connections and answers nothing, until this drops.
+    fn silent_daemon(&self) -> UnixListener {
+        UnixListener::bind(self.dir.path().join("api.sock")).unwrap()
     }
 
     /// A request whose head was read and whose body has one byte to come.
@@ -147,19 +153,39 @@ fn clients_that_ask_nothing_keep_nobody_out() {
 #[test]
 fn a_newcomer_waits_where_all_have_requests_under_way() {
     let door = Door::open(few(), "");
-    let mut asking: Vec<_> = (0..PLACES).map(|_| door.under_way("")).collect();
+    let daemon = door.silent_daemon();
+    let asking = door.crowd(PLACES, "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    // They have their places: it is the gateway's one connection to the daemon, which all of them wait for.
+    let (held, _) = daemon.accept().unwrap();
     let mut newcomer = door.connect();
     newcomer.send(LIVEZ);
     newcomer.0.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!(newcomer.0.read(&mut [0]).is_err(), "there is no place");
     newcomer.0.set_read_timeout(Some(PATIENCE)).unwrap();
     // An answer makes its connection one that waits.
-    asking[3].send("}");
+    drop((held, daemon));
     assert!(newcomer.until("\"ok\"}").starts_with("HTTP/1.1 200"));
     for mut connection in asking {
-        connection.send("}");
-        assert!(connection.until("\r\n\r\n").starts_with("HTTP/1.1 400"));
+        let answer = connection.until("\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     }
+}
+
+#[test]
+fn bodies_that_never_come_keep_nobody_out() {
+    let door = Door::open(few(), "");
+    let daemon = door.silent_daemon();
+    let mut whole = door.connect();
+    whole.send("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let (held, _) = daemon.accept().unwrap();
+    let mut bodies: Vec<_> = (1..PLACES).map(|_| door.under_way("")).collect();
+    door.answers_soon();
+    // It took the place of the first of them. The others are whole once their ends come.
+    assert_eq!(bodies[0].until("nothing"), "");
+    bodies[PLACES - 2].send("}");
+    assert!(bodies[PLACES - 2].until("\r\n\r\n").starts_with("HTTP/1.1 400"));
+    drop((held, daemon));
+    assert!(whole.until("\r\n\r\n").starts_with("HTTP/1.1 503"), "a whole request was cut");
 }
 
 #[test]

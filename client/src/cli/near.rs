@@ -51,9 +51,12 @@ pub fn with_near_model(client: &Client, model: Option<&str>, failure: Failure) -
     Failure::Client(Box::new(error))
 }
 
-/// The name that `wanted` may stand for. It is the only one that begins so, or the nearest by a few letters. Case and `.gguf` do not
-/// matter.
-pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// Most names of a suggestion.
+const NAMES_MOST: usize = 3;
+
+/// The names that `wanted` may stand for, as a list in words: those that begin so, or the nearest by a few letters. Case and `.gguf` do
+/// not matter.
+pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let plain = |name: &str| {
         let name = name.to_lowercase();
         name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
@@ -63,13 +66,24 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option
     if wanted.is_empty() || wanted.len() > 255 {
         return None;
     }
-    let begin: Vec<&str> = names.iter().copied().filter(|name| plain(name).starts_with(&wanted)).collect();
-    if let [only] = begin.as_slice() {
-        return Some(only);
+    let mut begin: Vec<&str> =
+        names.iter().copied().filter(|name| plain(name).starts_with(&wanted)).collect();
+    begin.sort_unstable();
+    if !begin.is_empty() {
+        return Some(one_of(&begin));
     }
     let most = (wanted.chars().count() / 4).clamp(1, 3);
     let distances = names.iter().map(|name| (distance(&wanted, &plain(name)), *name));
-    distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name)
+    distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name.to_owned())
+}
+
+/// "a", "a or b", "a, b or c", "a, b, c or another".
+fn one_of(names: &[&str]) -> String {
+    let (shown, last) = match names {
+        [shown @ .., last] if names.len() <= NAMES_MOST => (shown, *last),
+        _ => (names.get(..NAMES_MOST).unwrap_or(names), "another"),
+    };
+    if shown.is_empty() { last.to_owned() } else { format!("{} or {last}", shown.join(", ")) }
 }
 
 /// Letters that must be added, removed, changed, or swapped with the next.
@@ -99,14 +113,16 @@ mod tests {
     #[test]
     fn a_near_name_is_found_and_a_far_one_is_not() {
         let names = ["smollm2-135m-instruct-q4_1", "Qwen3-8B", "qwen3-14b", "story"];
-        let near = |wanted| nearest(wanted, names.into_iter());
-        assert_eq!(near("SmolLM2"), Some("smollm2-135m-instruct-q4_1"));
-        assert_eq!(near("qwen3-8b.gguf"), Some("Qwen3-8B"));
-        assert_eq!(near("qwen3"), None, "two begin so");
-        assert_eq!((near("stroy"), near("sotyr")), (Some("story"), None), "one letter in four");
-        assert_eq!(near("stry"), Some("story"));
-        assert_eq!(near("qwen3-14c"), Some("qwen3-14b"));
-        assert_eq!((near(""), near("llama")), (None, None));
+        let near = |wanted| nearest(wanted, names.into_iter()).unwrap_or_default();
+        assert_eq!(near("SmolLM2"), "smollm2-135m-instruct-q4_1");
+        assert_eq!(near("qwen3-8b.gguf"), "Qwen3-8B");
+        assert_eq!(near("qwen3"), "Qwen3-8B or qwen3-14b");
+        assert_eq!([near("stroy"), near("sotyr")], ["story", ""], "one letter in four");
+        assert_eq!(near("stry"), "story");
+        assert_eq!(near("qwen3-14c"), "qwen3-14b");
+        assert_eq!([near(""), near("llama")], ["", ""]);
+        assert_eq!(one_of(&["a", "b", "c"]), "a, b or c");
+        assert_eq!(one_of(&["a", "b", "c", "d"]), "a, b, c or another");
         assert_eq!((distance("kitten", "sitting"), distance("", "ab"), distance("é", "e")), (3, 2, 1));
     }
 }
