@@ -13,6 +13,7 @@ mod child;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
+mod company;
 mod crowds;
 mod descriptors;
 mod device;
