@@ -51,11 +51,14 @@ pub fn with_near_model(client: &Client, model: Option<&str>, failure: Failure) -
     Failure::Client(Box::new(error))
 }
 
+/// Least letters of which an existing name's beginning may differ: with fewer, all names would be near.
+const BEGINNING_LEAST: usize = 4;
+
 /// Most names of a suggestion.
 const NAMES_MOST: usize = 3;
 
-/// The names that `wanted` may stand for, as a list in words: those that begin so, or the nearest by a few letters. Case and `.gguf` do
-/// not matter.
+/// The names that `wanted` may stand for, as a list in words: those that begin so, or the nearest by a few letters, or those whose
+/// beginning is. Case and `.gguf` do not matter.
 pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let plain = |name: &str| {
         let name = name.to_lowercase();
@@ -73,8 +76,32 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option
         return Some(one_of(&begin));
     }
     let most = (wanted.chars().count() / 4).clamp(1, 3);
-    let distances = names.iter().map(|name| (distance(&wanted, &plain(name)), *name));
-    distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name.to_owned())
+    let distances: Vec<Distance<'_>> =
+        names.iter().map(|name| Distance::of(&wanted, name, &plain(name))).collect();
+    let nearest = distances.iter().filter(|d| d.whole <= most).min_by_key(|d| (d.whole, d.name));
+    if let Some(nearest) = nearest {
+        return Some(nearest.name.to_owned());
+    }
+    let least = distances.iter().map(|d| d.begin).min().filter(|least| *least <= most)?;
+    let mut begin: Vec<&str> = distances.iter().filter(|d| d.begin == least).map(|d| d.name).collect();
+    begin.sort_unstable();
+    (wanted.chars().count() >= BEGINNING_LEAST).then(|| one_of(&begin))
+}
+
+/// A name that was given, compared with one that exists.
+struct Distance<'a> {
+    name: &'a str,
+    whole: usize,
+    /// That to the beginning of the name which is nearest.
+    begin: usize,
+}
+
+impl<'a> Distance<'a> {
+    fn of(wanted: &str, name: &'a str, plain: &str) -> Self {
+        let row = distances(wanted, plain);
+        let last = |row: &[usize]| row.last().copied().unwrap_or(0);
+        Self { name, whole: last(&row), begin: row.iter().copied().min().unwrap_or(0) }
+    }
 }
 
 /// "a", "a or b", "a, b or c", "a, b, c or another".
@@ -86,8 +113,8 @@ fn one_of(names: &[&str]) -> String {
     if shown.is_empty() { last.to_owned() } else { format!("{} or {last}", shown.join(", ")) }
 }
 
-/// Letters that must be added, removed, changed, or swapped with the next.
-fn distance(a: &str, b: &str) -> usize {
+/// For each beginning of `b`, the empty one first, the letters of `a` that must be added, removed, changed, or swapped with the next.
+fn distances(a: &str, b: &str) -> Vec<usize> {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -103,7 +130,7 @@ fn distance(a: &str, b: &str) -> usize {
         }
         before = std::mem::replace(&mut row, next);
     }
-    row.last().copied().unwrap_or(0)
+    row
 }
 
 #[cfg(test)]
@@ -123,6 +150,12 @@ mod tests {
         assert_eq!([near(""), near("llama")], ["", ""]);
         assert_eq!(one_of(&["a", "b", "c"]), "a, b or c");
         assert_eq!(one_of(&["a", "b", "c", "d"]), "a, b, c or another");
+        assert_eq!(
+            [near("smolm"), near("qwne3"), near("smo1")],
+            ["smollm2-135m-instruct-q4_1", "Qwen3-8B or qwen3-14b", "smollm2-135m-instruct-q4_1"]
+        );
+        assert_eq!([near("x"), near("xyz")], ["", ""]);
+        let distance = |a, b| Distance::of(a, b, b).whole;
         assert_eq!((distance("kitten", "sitting"), distance("", "ab"), distance("é", "e")), (3, 2, 1));
     }
 }
