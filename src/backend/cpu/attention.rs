@@ -563,8 +563,8 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
         });
         for (i, sums) in sums.iter_mut().enumerate() {
             let weight = s.splat(scratch.weights[first + i][token]);
-            for (sum, value) in sums.iter_mut().zip(values) {
-                *sum = s.mul_add(value, weight, *sum);
+            for c in 0..C {
+                sums[c] = s.mul_add(values[c], weight, sums[c]);
             }
         }
     }

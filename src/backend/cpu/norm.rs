@@ -61,9 +61,9 @@ fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     let (chunks, tail) = x.as_chunks::<LANES>();
     let mut sums = [s.splat(0.0); 2];
     for pair in chunks.chunks(2) {
-        for (sum, x) in sums.iter_mut().zip(pair) {
+        for (i, x) in pair.iter().enumerate() {
             let x = s.load(x);
-            *sum = s.mul_add(x, x, *sum);
+            sums[i] = s.mul_add(x, x, sums[i]);
         }
     }
     let last = s.load(&pad(tail));
@@ -173,8 +173,8 @@ fn sum<S: Simd>(s: S, x: &[f32], term: &impl Lanes<S>) -> f32 {
     let (chunks, tail) = x.as_chunks::<LANES>();
     let mut sums = [s.splat(0.0); 2];
     for pair in chunks.chunks(2) {
-        for (sum, x) in sums.iter_mut().zip(pair) {
-            *sum = s.add(*sum, term.of(s, s.load(x)));
+        for (i, x) in pair.iter().enumerate() {
+            sums[i] = s.add(sums[i], term.of(s, s.load(x)));
         }
     }
     let mut last = [0.0; LANES];
@@ -264,8 +264,8 @@ fn sum_exp_lanes<S: Simd>(s: S, x: &[f32], max: f32, scale: f32) -> f64 {
     let (chunks, tail) = x.as_chunks::<LANES>();
     for x in chunks {
         s.store(s.exp(s.mul(s.sub(s.load(x), max), scale)), &mut exps);
-        for (sum, e) in sums.iter_mut().zip(exps) {
-            *sum += f64::from(e);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum += f64::from(exps[i]);
         }
     }
     s.store(s.exp(s.mul(s.sub(s.load(&pad(tail)), max), scale)), &mut exps);

@@ -31,6 +31,7 @@ impl Strip {
     const EMPTY: Self = Self { base: std::ptr::null(), stride: 0 };
 
     /// Byte `at` of row `row`.
+    #[inline(always)]
     pub(super) fn at(self, row: usize, at: usize) -> *const u8 {
         self.base.wrapping_add(row * self.stride + at)
     }
@@ -149,6 +150,7 @@ impl Acts {
     }
 
     /// The planes from row `m` and group `g` on.
+    #[inline(always)]
     fn from(self, m: usize, g: usize) -> Self {
         let scaled_sums = self.scaled_sums.wrapping_add(m * self.coarse.stride / 32 + g);
         Self { coarse: self.coarse.from(m, g), fine: self.fine.from(m, g), scaled_sums }
@@ -190,7 +192,10 @@ impl Acts {
         let (coarse, fine) = unsafe { (self.coarse.offsets(m, g), self.fine.offsets(m, g)) };
         // SAFETY: as above.
         let (scale, fine_scale) = unsafe { (self.coarse.scale(m, g), self.fine.scale(m, g)) };
-        [0, 1].map(|half| half_sum((coarse[half], scale), (fine[half], fine_scale)))
+        [
+            half_sum((coarse[0], scale), (fine[0], fine_scale)),
+            half_sum((coarse[1], scale), (fine[1], fine_scale)),
+        ]
     }
 }
 
@@ -206,16 +211,19 @@ pub(super) struct Sums {
 
 impl Sums {
     /// Address of the sum of activation row `m` and weight row `row`.
+    #[inline(always)]
     pub(super) fn place(self, m: usize, row: usize) -> *mut f32 {
         self.at.wrapping_add(m * self.stride + row)
     }
 
     /// How many of the `lanes` weight rows from `row` on are needed.
+    #[inline(always)]
     pub(super) fn rows_from(self, row: usize, lanes: usize) -> usize {
         self.rows.saturating_sub(row).min(lanes)
     }
 
     /// The sums of activation rows from `m` on.
+    #[inline(always)]
     fn below(self, m: usize) -> Self {
         Self { at: self.place(m, 0), ..self }
     }
@@ -340,11 +348,13 @@ impl Pieces {
     }
 
     /// First block of piece `index`.
+    #[inline(always)]
     fn block(self, index: usize) -> usize {
         index * self.blocks / self.count
     }
 
     /// Piece `index` of `strip`; the next strip follows `step` rows later.
+    #[inline(always)]
     fn piece(self, strip: Strip, index: usize, step: usize) -> Piece {
         let (first, end) = (self.block(index), self.block(index + 1));
         let later = index + PIECES_AHEAD;

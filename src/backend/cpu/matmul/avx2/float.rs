@@ -81,7 +81,10 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {
         tile.prefetch(k * T::BYTES);
-        let weights = tile.weights.map(|p| p.wrapping_add(k * T::BYTES));
+        let mut weights = tile.weights;
+        for p in &mut weights {
+            *p = p.wrapping_add(k * T::BYTES);
+        }
         // SAFETY: each row has 16 values from `k` on.
         unsafe { step::<T>(weights, tile.acts.wrapping_add(k), &mut acc) };
     }
@@ -95,8 +98,8 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
         // SAFETY: each buffer has 16 values; the activation row is padded.
         unsafe { step::<T>(last.each_ref().map(|l| l.as_ptr()), tile.acts.wrapping_add(full), &mut acc) };
     }
-    for (acc, sums) in acc.iter().zip(sums) {
-        sums[0] = add_lanes(*acc);
+    for row in 0..ROWS {
+        sums[row][0] = add_lanes(acc[row]);
     }
 }
 
@@ -106,9 +109,10 @@ unsafe fn step<T: Float>(weights: [*const u8; ROWS], acts: *const f32, acc: &mut
     // SAFETY: the caller vouches for 16 values at each pointer.
     unsafe {
         let x = [_mm256_loadu_ps(acts), _mm256_loadu_ps(acts.wrapping_add(8))];
-        for (p, acc) in weights.into_iter().zip(acc) {
-            acc[0] = _mm256_fmadd_ps(T::load(p), x[0], acc[0]);
-            acc[1] = _mm256_fmadd_ps(T::load(p.wrapping_add(8 * T::BYTES)), x[1], acc[1]);
+        for row in 0..ROWS {
+            let p = weights[row];
+            acc[row][0] = _mm256_fmadd_ps(T::load(p), x[0], acc[row][0]);
+            acc[row][1] = _mm256_fmadd_ps(T::load(p.wrapping_add(8 * T::BYTES)), x[1], acc[row][1]);
         }
     }
 }

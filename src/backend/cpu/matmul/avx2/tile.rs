@@ -219,9 +219,9 @@ unsafe fn add_codes<C: Codec, const N: usize>(
     for part in 0..C::PARTS {
         // SAFETY: the caller vouches for group `g` of `N` rows.
         let dots = unsafe { part_dots::<C, N>(panel, g, part, acts) };
-        for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
+        for m in 0..N {
             // SAFETY: as above.
-            *acc = unsafe { add_dots(acts, m, g, dots, panel.scales.scales[g][part], *acc) };
+            acc[m] = unsafe { add_dots(acts, m, g, dots[m], panel.scales.scales[g][part], acc[m]) };
         }
     }
     acc
@@ -252,8 +252,8 @@ unsafe fn part_dots<C: Codec, const N: usize>(
                 *short = _mm256_add_epi16(*short, pairs::<C>(weights, x));
             }
         }
-        for (dots, short) in dots.iter_mut().zip(short) {
-            *dots = widen(*dots, short);
+        for m in 0..N {
+            dots[m] = widen(dots[m], short[m]);
         }
     }
     dots
@@ -335,16 +335,16 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
-    for (g, (short, fine)) in short.iter().zip(&fine).enumerate() {
+    for g in 0..R {
         let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
-        for (m, (acc, (short, fine))) in acc.iter_mut().zip(short.iter().zip(fine)).enumerate() {
+        for m in 0..N {
             // SAFETY: as above.
             unsafe {
-                *acc = add_shorts::<C>(acts.coarse, m, at + g, short, scales, *acc);
+                acc[m] = add_shorts::<C>(acts.coarse, m, at + g, &short[g][m], scales, acc[m]);
                 if FINE && acts.fine.has(m, at + g) {
-                    *acc = add_shorts::<C>(acts.fine, m, at + g, fine, scales, *acc);
+                    acc[m] = add_shorts::<C>(acts.fine, m, at + g, &fine[g][m], scales, acc[m]);
                 }
-                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
+                acc[m] = add_mins::<C>(acts, m, at + g, mins, acc[m]);
             }
         }
     }

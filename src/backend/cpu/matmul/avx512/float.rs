@@ -105,9 +105,9 @@ unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; 6]; R
         // SAFETY: the mask selects existing values only; activation rows are padded.
         unsafe { step::<T, N>(tile, full, (1 << (tile.cols - full)) - 1, &mut acc) };
     }
-    for (acc, sums) in acc.iter().zip(sums) {
-        for (acc, sum) in acc.iter().zip(sums) {
-            *sum = add_lanes(*acc);
+    for row in 0..ROWS {
+        for n in 0..N {
+            sums[row][n] = add_lanes(acc[row][n]);
         }
     }
 }
@@ -116,15 +116,15 @@ unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; 6]; R
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn step<T: Float, const N: usize>(tile: Tile, k: usize, mask: u16, acc: &mut [[__m512; N]; ROWS]) {
     let mut w = [_mm512_setzero_ps(); ROWS];
-    for (w, p) in w.iter_mut().zip(tile.weights) {
+    for (row, w) in w.iter_mut().enumerate() {
         // SAFETY: the caller vouches for the masked values from `k` on.
-        *w = unsafe { T::load(p.wrapping_add(k * T::BYTES), mask) };
+        *w = unsafe { T::load(tile.weights[row].wrapping_add(k * T::BYTES), mask) };
     }
     for n in 0..N {
         // SAFETY: row `n` holds 16 values from `k` on.
         let x = unsafe { _mm512_loadu_ps(tile.acts.wrapping_add(n * tile.stride + k)) };
-        for (w, acc) in w.iter().zip(acc.iter_mut()) {
-            acc[n] = _mm512_fmadd_ps(*w, x, acc[n]);
+        for (row, acc) in acc.iter_mut().enumerate() {
+            acc[n] = _mm512_fmadd_ps(w[row], x, acc[n]);
         }
     }
 }

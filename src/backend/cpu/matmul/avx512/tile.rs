@@ -94,6 +94,7 @@ unsafe fn store_sums(sums: Sums, m: usize, row: usize, acc: __m512) {
 }
 
 /// A mask of the lowest `rows` of 16 lanes.
+#[inline(always)]
 fn mask(rows: usize) -> u16 {
     ((1u32 << rows) - 1) as u16
 }
@@ -165,10 +166,7 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
         if unsafe { acts.any_fine(N, g, 1) } {
             for m in 0..N {
                 // SAFETY: as above.
-                let row = unsafe { add_fine::<C, W>(panels, g, acts.fine.from(m, 0), acc.map(|acc| acc[m])) };
-                for (acc, sum) in acc.iter_mut().zip(row) {
-                    acc[m] = sum;
-                }
+                acc = unsafe { add_fine::<C, W, N>(panels, g, acts.fine, m, acc) };
             }
         }
         for m in 0..N {
@@ -206,9 +204,9 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     let quads = 8 / C::PARTS;
     for quad in quads * part..quads * (part + 1) {
         let mut weights = [_mm512_setzero_si512(); W];
-        for (weights, panel) in weights.iter_mut().zip(panels) {
+        for w in 0..W {
             // SAFETY: 64 aligned bytes.
-            *weights = unsafe { _mm512_load_si512(panel.codes[g][quad].0.as_ptr().cast()) };
+            weights[w] = unsafe { _mm512_load_si512(panels[w].codes[g][quad].0.as_ptr().cast()) };
         }
         for m in 0..N {
             // SAFETY: the caller vouches for group `g` of row `m`.
@@ -228,25 +226,32 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     acc
 }
 
-/// Adds one activation row's fine codes, if group `g` has any.
+/// Adds the fine codes of activation row `m`, if it has any in group `g`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_fine<C: Codec, const W: usize>(
+unsafe fn add_fine<C: Codec, const W: usize, const N: usize>(
     panels: &[Panel; 2],
     g: usize,
     fine: Plane,
-    acc: [__m512; W],
-) -> [__m512; W] {
-    let mut acc = acc.map(|acc| [acc]);
+    m: usize,
+    mut acc: [[__m512; N]; W],
+) -> [[__m512; N]; W] {
     // SAFETY: the caller vouches for group `g` of the row.
     unsafe {
-        if fine.has(0, g) {
+        if fine.has(m, g) {
+            let mut row = [[_mm512_setzero_ps()]; W];
+            for w in 0..W {
+                row[w][0] = acc[w][m];
+            }
             for part in 0..C::PARTS {
-                acc = add_part::<C, W, 1>(panels, g, part, fine, acc);
+                row = add_part::<C, W, 1>(panels, g, part, fine.from(m, 0), row);
+            }
+            for w in 0..W {
+                acc[w][m] = row[w][0];
             }
         }
     }
-    acc.map(|[acc]| acc)
+    acc
 }
 
 /// As [`multiply`] for one strip, but codes go from the file's bytes directly through registers. With so few activation
@@ -324,20 +329,20 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
-    for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
+    for g in 0..R {
         let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
-        for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
+        for m in 0..N {
             // SAFETY: as above.
             unsafe {
                 for part in 0..C::PARTS {
-                    *acc = add_dots(acts.coarse, m, at + g, dots[part], scales[part], *acc);
+                    acc[m] = add_dots(acts.coarse, m, at + g, dots[g][m][part], scales[part], acc[m]);
                 }
                 if FINE && acts.fine.has(m, at + g) {
                     for part in 0..C::PARTS {
-                        *acc = add_dots(acts.fine, m, at + g, fine[part], scales[part], *acc);
+                        acc[m] = add_dots(acts.fine, m, at + g, fine[g][m][part], scales[part], acc[m]);
                     }
                 }
-                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
+                acc[m] = add_mins::<C>(acts, m, at + g, mins, acc[m]);
             }
         }
     }
@@ -352,11 +357,11 @@ unsafe fn offsets<C: Codec, const N: usize, const R: usize>(
     at: usize,
 ) -> [[[__m512i; 2]; N]; R] {
     let mut dots = [[[_mm512_setzero_si512(); 2]; N]; R];
-    for (g, dots) in dots.iter_mut().enumerate() {
-        for (m, dots) in dots.iter_mut().enumerate() {
-            for (part, dots) in dots.iter_mut().enumerate().take(C::PARTS) {
+    for g in 0..R {
+        for m in 0..N {
+            for part in 0..C::PARTS {
                 // SAFETY: the caller vouches for group `at + g` of row `m`.
-                *dots = unsafe { offset::<C>(acts, m, at + g, part) };
+                dots[g][m][part] = unsafe { offset::<C>(acts, m, at + g, part) };
             }
         }
     }

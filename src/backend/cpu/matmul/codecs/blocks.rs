@@ -44,9 +44,18 @@ unsafe fn leading_halves<V: Rows>(
     // SAFETY: the caller's promise is this function's.
     unsafe { read_headers::<V, u16>(headers, strip, block_bytes, first) };
     // Read back only after all are written, so that no load waits on a store.
-    for (scales, header) in scales[at..].iter_mut().zip(headers) {
-        scales[0] = v.halves(v.load(header));
+    for g in 0..groups {
+        scales[at + g][0] = v.halves(v.load(&headers[g]));
     }
+}
+
+/// As `words.map(change)`, which is inlined only where the linker optimises.
+#[inline(always)]
+fn changed(mut words: [u32; 16], change: impl Fn(u32) -> u32) -> [u32; 16] {
+    for word in &mut words {
+        *word = change(*word);
+    }
+    words
 }
 
 pub(in super::super) struct Q8_0;
@@ -284,8 +293,8 @@ impl Codec for MXFP4 {
         let headers = &mut headers[..groups];
         // SAFETY: the caller's promise is this function's.
         unsafe { read_headers::<V, u8>(headers, strip, 17, first) };
-        for (scales, header) in scales[at..].iter_mut().zip(headers) {
-            scales[0] = v.floats(v.load(&header.map(e8m0_half_bits)));
+        for g in 0..groups {
+            scales[at + g][0] = v.floats(v.load(&changed(headers[g], e8m0_half_bits)));
         }
     }
 }
@@ -327,8 +336,8 @@ impl Codec for NVFP4 {
         for (number, scales) in scales[at..][..groups].iter_mut().enumerate() {
             for (half, scale) in scales.iter_mut().enumerate() {
                 let byte = 8 * (number % 2 * 2 + half);
-                let bits =
-                    headers[number / 2].map(|header| UE4M3_HALF[(header >> byte & 255) as usize].to_bits());
+                let half_bits = |header: u32| UE4M3_HALF[(header >> byte & 255) as usize].to_bits();
+                let bits = changed(headers[number / 2], half_bits);
                 *scale = v.floats(v.load(&bits));
             }
         }

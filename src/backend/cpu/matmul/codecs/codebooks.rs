@@ -167,7 +167,8 @@ impl Codec for IQ2_S {
             let high = v.words(strip, block + 66)[part / 4];
             (v.words(strip, block + 2 + 4 * part), v.words(strip, block + 34 + 4 * part), high)
         };
-        for (g, (low, signs)) in low.into_iter().zip(signs).enumerate() {
+        for g in 0..4 {
+            let (low, signs) = (low[g], signs[g]);
             for k in 0..4 {
                 let index = v.or(v.field(low, 8 * k, 8), v.shl32(v.field(high, 8 * g + 2 * k, 2), 8));
                 // SAFETY: an index of 10 bits is below 1024.

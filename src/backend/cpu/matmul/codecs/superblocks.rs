@@ -21,8 +21,9 @@ unsafe fn k4_scales<V: Rows>(
     out: ScalesOut<'_, V>,
 ) {
     let ScalesOut { scales, at } = out;
-    let scales = scales.scales[at..].chunks_exact_mut(8).zip(scales.mins[at..].chunks_exact_mut(8));
-    for (block, (scales, mins)) in scales.enumerate().take(groups / 8) {
+    for block in 0..groups / 8 {
+        let run = at + 8 * block..at + 8 * block + 8;
+        let (scales, mins) = (&mut scales.scales[run.clone()], &mut scales.mins[run]);
         // SAFETY: the block's first 16 bytes.
         let [d, a, b, c] = unsafe { v.words(strip, (first / 8 + block) * block_bytes) };
         let (d, dmin) = (v.halves(d), v.neg(v.halves(v.shr32(d, 16))));
@@ -97,7 +98,8 @@ impl Codec for Q5_K {
             let (high, low) = unsafe {
                 (v.words(strip, block + 16 + 16 * half), v.words(strip, block + 48 + 16 * g + 16 * half))
             };
-            for (i, (high, low)) in high.into_iter().zip(low).enumerate() {
+            for i in 0..4 {
+                let (high, low) = (high[i], low[i]);
                 // Bit g of a byte is the fifth bit of that value's code in group g.
                 let fifth = v.shl16(v.and(v.shr16(high, g), v.splat(1)), 4);
                 put(0, 4 * half + i, v.or(v.low_nibbles(low), fifth));

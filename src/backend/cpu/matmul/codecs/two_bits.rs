@@ -37,8 +37,9 @@ impl Codec for Q2_K {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
         let ScalesOut { scales, at } = out;
-        let scales = scales.scales[at..].chunks_exact_mut(8).zip(scales.mins[at..].chunks_exact_mut(8));
-        for (block, (scales, mins)) in scales.enumerate().take(groups / 8) {
+        for block in 0..groups / 8 {
+            let run = at + 8 * block..at + 8 * block + 8;
+            let (scales, mins) = (&mut scales.scales[run.clone()], &mut scales.mins[run]);
             let at = (first / 8 + block) * 84;
             // SAFETY: the first and the last 16 bytes of the block.
             let (packed, [.., last]) = unsafe { (v.words(strip, at), v.words(strip, at + 68)) };
@@ -75,7 +76,8 @@ impl Codec for Q3_K {
             let (high, low) = unsafe {
                 (v.words(strip, block + 16 * half), v.words(strip, block + 32 + 8 * part + 16 * half))
             };
-            for (i, (high, low)) in high.into_iter().zip(low).enumerate() {
+            for i in 0..4 {
+                let (high, low) = (high[i], low[i]);
                 // Bit g of a byte is the third bit of that value's code in group g.
                 for g in 0..4 {
                     let third = v.shl16(v.and(v.shr16(high, part + g), v.splat(1)), 2);
@@ -94,7 +96,8 @@ impl Codec for Q3_K {
         for (block, scales) in scales.scales[at..].chunks_exact_mut(8).enumerate().take(groups / 8) {
             // SAFETY: bytes 94..110 of the block; the 12 bytes of scales are two bytes further on.
             let words = unsafe { v.words(strip, (first / 8 + block) * 110 + 94) };
-            let [a, b, c] = [0, 1, 2].map(|i| v.or(v.shr32(words[i], 16), v.shl32(words[i + 1], 16)));
+            let shifted = |i: usize| v.or(v.shr32(words[i], 16), v.shl32(words[i + 1], 16));
+            let (a, b, c) = (shifted(0), shifted(1), shifted(2));
             let two = v.splat(0x30);
             let packed = [
                 v.or(v.low_nibbles(a), v.and(v.shl16(c, 4), two)),
