@@ -211,7 +211,7 @@ impl MappedFile {
         // SAFETY: the range is the mapping made above, which starts at a page. It is read only through `bytes`, whose
         // references borrow the MappedFile. So they end before `watched` is dropped, which is before `map` is.
         let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
-        let links = rustix::fs::fstat(&file).map_err(os("fstat"))?.st_nlink;
+        let links = names(&rustix::fs::fstat(&file).map_err(os("fstat"))?);
         let map = Mapping(Some(map));
         Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity, links }))
     }
@@ -351,9 +351,15 @@ impl MappedFile {
     pub fn check_untouched(&self) -> Result<(), MapError> {
         self.check_unchanged()?;
         let stat = rustix::fs::fstat(&self.file).map_err(os("fstat"))?;
-        let same = FileIdentity::of(&stat).ctime_ns == self.identity.ctime_ns || stat.st_nlink != self.links;
+        let same = FileIdentity::of(&stat).ctime_ns == self.identity.ctime_ns || names(&stat) != self.links;
         if same { Ok(()) } else { Err(MapError::Changed) }
     }
+}
+
+/// The number of a file's names.
+#[allow(clippy::useless_conversion)] // the kernel counts in 32 bits on aarch64
+fn names(stat: &rustix::fs::Stat) -> u64 {
+    stat.st_nlink.into()
 }
 
 /// Longest time from a new time to the size that belongs to it.

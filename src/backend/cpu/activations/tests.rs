@@ -1,4 +1,5 @@
 use super::*;
+use crate::backend::cpu::isa::Isa;
 use proptest::prelude::*;
 
 fn quantized(isa: Isa, values: &[f32]) -> ActivationBuffer {
