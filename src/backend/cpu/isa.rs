@@ -11,6 +11,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI: Intel since 2019, AMD since Zen 4.
     Avx512Vnni,
+    /// NEON with dot products (`sdot`): Neoverse N1 and later, Apple M1 and later.
+    Neon,
 }
 
 /// Errors of choosing an instruction set.
@@ -25,13 +27,13 @@ pub enum IsaError {
         best: &'static str,
     },
     /// The name is unknown.
-    #[error("unknown instruction set {0:?}: give portable, avx2 or avx512vnni")]
+    #[error("unknown instruction set {0:?}: give portable, avx2, avx512vnni or neon")]
     Unknown(String),
 }
 
 impl Isa {
     /// All of them, plainest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512Vnni];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Neon];
 
     /// Name, as in configuration and `status`.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Neon => "neon",
         }
     }
 
@@ -61,7 +64,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             _ => false,
         }
     }

@@ -27,6 +27,8 @@ mod model;
 mod norm;
 #[allow(unsafe_code)]
 mod pool;
+#[allow(unsafe_code)]
+mod prefetch;
 pub mod quant;
 mod recur;
 mod rope;

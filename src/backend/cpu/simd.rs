@@ -1,9 +1,11 @@
-//! Sixteen f32 lanes on three instruction sets, with the same order of operations.
+//! Sixteen f32 lanes on each instruction set, with the same order of operations.
 //!
 //! A kernel is written once over [`Simd`] and called through [`vectorize!`], which compiles it for each level. All
 //! levels fuse multiply-adds and reduce by the same tree, so they give the same bits. On the portable level a fused
-//! operation is a library call: that level is for processors without AVX2, and the reference for the other levels.
+//! operation may be a library call: that level is for other processors, and the reference for the other levels.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -158,6 +160,8 @@ impl Simd for Portable {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
@@ -172,6 +176,9 @@ pub enum Level {
     /// AVX-512 F.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
 }
 
 impl Level {
@@ -183,7 +190,8 @@ impl Level {
             Isa::Avx2 => Avx2::detect().map(Self::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Avx512::detect().map(Self::Avx512),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect().map(Self::Neon),
             _ => None,
         };
         level.unwrap_or(Self::Portable(Portable))
@@ -196,7 +204,7 @@ impl Level {
 macro_rules! vectorize {
     ($(#[$meta:meta])* $vis:vis fn $name:ident = $body:path, ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {
         $(#[$meta])*
-        #[allow(unsafe_code)] // for the two calls below; each has its proof
+        #[allow(unsafe_code)] // for the calls below; each has its proof
         $vis fn $name(level: $crate::backend::cpu::simd::Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -208,6 +216,11 @@ macro_rules! vectorize {
             fn avx512(simd: $crate::backend::cpu::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
                 $body(simd, $($arg),*)
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            fn neon(simd: $crate::backend::cpu::simd::Neon, $($arg: $ty),*) $(-> $ret)? {
+                $body(simd, $($arg),*)
+            }
             match level {
                 $crate::backend::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
                 // SAFETY: the token exists only where these features were detected.
@@ -216,6 +229,9 @@ macro_rules! vectorize {
                 // SAFETY: the token exists only where these features were detected.
                 #[cfg(target_arch = "x86_64")]
                 $crate::backend::cpu::simd::Level::Avx512(simd) => unsafe { avx512(simd, $($arg),*) },
+                // SAFETY: the token exists only where this feature was detected.
+                #[cfg(target_arch = "aarch64")]
+                $crate::backend::cpu::simd::Level::Neon(simd) => unsafe { neon(simd, $($arg),*) },
             }
         }
     };
@@ -228,13 +244,8 @@ pub(crate) mod tests {
 
     /// Every level of this processor.
     pub(crate) fn levels() -> Vec<(&'static str, Level)> {
-        let mut levels = vec![("portable", Level::Portable(Portable))];
-        #[cfg(target_arch = "x86_64")]
-        {
-            levels.extend(Avx2::detect().map(|s| ("avx2", Level::Avx2(s))));
-            levels.extend(Avx512::detect().map(|s| ("avx512", Level::Avx512(s))));
-        }
-        levels
+        let kernels = Isa::ALL.into_iter().filter_map(|isa| Kernels::new(isa).ok());
+        kernels.map(|kernels| (kernels.isa().name(), Level::of(kernels))).collect()
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@
 //! |-----------------|-----------|---------------------|-----------------------|
 //! | AVX-512 VNNI    | to 2 rows | 6 rows              | 6 rows                |
 //! | AVX2            | 1 row     | 4 rows              | 1 row                 |
+//! | NEON            | 1 row     | 4 rows              | 1 row                 |
 //!
 //! The portable code has one loop for any number of rows. The thresholds of a GPU are in
 //! `src/backend/hip/kernels/thresholds.rs`.
@@ -38,3 +39,6 @@ pub const AVX512: Thresholds = Thresholds { in_place: 2, tile: 6, float_tile: 6 
 
 /// AVX2; one function for each number of rows, as above.
 pub const AVX2: Thresholds = Thresholds { in_place: 1, tile: 4, float_tile: 1 };
+
+/// NEON; one function for each number of rows, as above. Not measured: chosen by the registers that a loop needs.
+pub const NEON: Thresholds = Thresholds { in_place: 1, tile: 4, float_tile: 1 };

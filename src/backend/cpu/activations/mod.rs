@@ -20,12 +20,14 @@
 //!   rising order. Then `fine scale = scale / 254` and `fine code = (t - code) * 254`, rounded in the same way.
 
 mod aligned;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use aligned::Aligned;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::isa::Isa;
 use super::isa::Kernels;
 
@@ -176,6 +178,8 @@ impl ActivationRow<'_> {
         match kernels.isa() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512Vnni => x86::quantize(kernels, values, fine_above, &mut self.codes),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::quantize(kernels, values, fine_above, &mut self.codes),
             _ => quantize(values, fine_above, &mut self.codes, amax, encode, encode_fine),
         }
     }

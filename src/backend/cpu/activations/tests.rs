@@ -1,5 +1,4 @@
 use super::*;
-use crate::backend::cpu::isa::Isa;
 use proptest::prelude::*;
 
 fn quantized(isa: Isa, values: &[f32]) -> ActivationBuffer {

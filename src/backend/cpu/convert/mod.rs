@@ -3,12 +3,14 @@
 //! Results equal those of `half`, except for the payload of NaNs. f16 to f32 makes a signalling NaN quiet and keeps
 //! the rest. f32 to f16 rounds to nearest, ties to even; it makes NaNs quiet and keeps the payload's upper bits.
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use half::f16;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::isa::Isa;
 use super::isa::Kernels;
 
@@ -22,6 +24,8 @@ impl Kernels {
         match self.isa() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512Vnni => x86::f16_to_f32(self, src, dst),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::f16_to_f32(src, dst),
             _ => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.to_f32()),
         }
     }
@@ -35,6 +39,8 @@ impl Kernels {
         match self.isa() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512Vnni => x86::f32_to_f16(self, src, dst),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::f32_to_f16(src, dst),
             _ => dst.iter_mut().zip(src).for_each(|(d, s)| *d = f16::from_f32(*s)),
         }
     }

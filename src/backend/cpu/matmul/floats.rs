@@ -1,11 +1,11 @@
 //! The loop that the vector kernels share for f32 activations: tiles of 4 weight rows by several activation rows.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 use super::{MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
+use crate::backend::cpu::prefetch::prefetch;
 use crate::backend::cpu::quant::dequantize_row;
 use crate::tensor::DType;
 
@@ -18,6 +18,7 @@ pub(super) struct Tile {
     pub(super) weights: [*const u8; ROWS],
     pub(super) cols: usize,
     pub(super) acts: *const f32,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // for tiles of several activation rows
     pub(super) stride: usize,
     /// Prefetch distance of weights, in bytes.
     ahead: usize,
@@ -28,8 +29,7 @@ impl Tile {
     #[inline(always)]
     pub(super) fn prefetch(&self, at: usize) {
         for p in self.weights {
-            // SAFETY: SSE is part of x86-64; prefetching reads nothing and never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(at + self.ahead).cast()) };
+            prefetch(p.wrapping_add(at + self.ahead));
         }
     }
 }

@@ -16,18 +16,20 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod codecs;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod floats;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod strips;
 
 use std::ops::Range;
 
 use super::activations::ActivationView;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::isa::Isa;
 use super::isa::Kernels;
 use super::quant::{self, GroupKind};
@@ -150,6 +152,8 @@ pub struct MatmulScratch {
     avx2: avx2::Scratch,
     #[cfg(target_arch = "x86_64")]
     avx512: avx512::Scratch,
+    #[cfg(target_arch = "aarch64")]
+    neon: neon::Scratch,
 }
 
 impl MatmulScratch {
@@ -205,6 +209,10 @@ impl Kernels {
             (Isa::Avx2, Some(_)) => avx2::int8(self, weight, rows, acts, scratch, out),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, None) => avx2::float(self, weight, rows, acts, scratch, out),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::Neon, Some(_)) => neon::int8(self, weight, rows, acts, scratch, out),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::Neon, None) => neon::float(self, weight, rows, acts, scratch, out),
             (_, Some(kind)) => portable::int8(weight, rows, acts, kind, out),
             (_, None) => portable::float(weight, rows, acts, scratch, out),
         }

@@ -5,11 +5,11 @@
 //! directly into the sums.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 use super::{MatrixView, Output};
 use crate::backend::cpu::activations::{ActivationView, PlaneView, half_sum};
+use crate::backend::cpu::prefetch::prefetch;
 
 /// Most groups per panel: 768 values, 12 KiB of codes in 16 rows. Two panels and the activation rows of a tile then
 /// stay in a 48 KiB L1. Whole quant blocks of any type.
@@ -42,8 +42,7 @@ impl Strip {
     pub(super) fn prefetch(self, lanes: usize, at: usize, bytes: usize) {
         for line in (at.next_multiple_of(64)..at + bytes).step_by(64) {
             for row in 0..lanes {
-                // SAFETY: SSE is part of x86-64; prefetching reads nothing and never faults.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at(row, line).cast()) };
+                prefetch(self.at(row, line));
             }
         }
     }
@@ -89,6 +88,13 @@ impl Plane {
             offsets: self.offsets.wrapping_add(k / 16),
             stride: self.stride,
         }
+    }
+
+    /// Address of code `at` of row `m`.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    pub(super) fn code(self, m: usize, at: usize) -> *const i8 {
+        self.codes.wrapping_add(m * self.stride + at)
     }
 
     /// Codes `at .. at + 4` of row `m`.

@@ -23,7 +23,7 @@ pub(crate) static IQ3_S: [Quad; 512] = four(&IQ3_S_PACKED, [1, 3, 5, 7, 9, 11, 1
 pub(crate) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// [`IQ4`] as bytes.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const IQ4_BYTES: [u8; 16] = {
     let mut bytes = [0; 16];
     let mut i = 0;

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, Simd, f16};
+use crate::backend::cpu::prefetch::prefetch;
 
 /// Rounding mode of vectors: nearest, ties to even, no exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -116,8 +117,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn prefetch<T>(self, at: &T) {
-        // SAFETY: any address may be prefetched, and SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
+        prefetch(std::ptr::from_ref(at).cast());
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -246,8 +246,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn prefetch<T>(self, at: &T) {
-        // SAFETY: any address may be prefetched, and SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
+        prefetch(std::ptr::from_ref(at).cast());
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
