@@ -198,6 +198,8 @@ pub enum Simd {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
+    /// NEON with dot products.
+    Neon,
 }
 
 /// Which model files are kept in the machine's memory.

@@ -57,6 +57,7 @@ fn cpu_options(config: &Config) -> CpuOptions {
             Simd::Portable => Some(Isa::Portable),
             Simd::Avx2 => Some(Isa::Avx2),
             Simd::Avx512Vnni => Some(Isa::Avx512Vnni),
+            Simd::Neon => Some(Isa::Neon),
         },
         activations: config.cpu.activations,
         kv: config.kv.kind,
