@@ -4,6 +4,7 @@
 //! stages run even after a failure, so that one run shows all faults. The long form (`--long`) adds what is slow, or
 //! what another stage nearly says; the last line of the short form names it.
 
+mod arm;
 mod client;
 mod deny;
 mod fuzz;
@@ -116,7 +117,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 25] = [
+const STAGES: [Stage; 26] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -182,6 +183,11 @@ const STAGES: [Stage; 25] = [
         "threads",
         |_| every_order(),
         "tests in every order of their threads, by a model checker: cargo xtask interleavings",
+    ),
+    Stage::only_long(
+        "arm",
+        |_| arm::run(),
+        "the CPU backend's tests as a 64-bit ARM program, under an emulator",
     ),
     Stage::only_long(
         "lengths",
