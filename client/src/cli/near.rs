@@ -57,8 +57,8 @@ const BEGINNING_LEAST: usize = 4;
 /// Most names of a suggestion.
 const NAMES_MOST: usize = 3;
 
-/// The names that `wanted` may stand for, as a list in words: those that begin so, or the nearest by a few letters, or those whose
-/// beginning is. Case and `.gguf` do not matter.
+/// The names that `wanted` may stand for, as a list in words: those that begin so, else the nearest by a few letters. If none is near,
+/// those whose beginning is. Case and `.gguf` do not matter.
 pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let plain = |name: &str| {
         let name = name.to_lowercase();

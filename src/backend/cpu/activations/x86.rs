@@ -80,7 +80,7 @@ fn encode_fine(x: &[f32; GROUP], factor: f32, codes: &mut [i8; GROUP]) -> [i16; 
     pack([fine_of(a), fine_of(b), fine_of(c), fine_of(d)], codes)
 }
 
-/// What rounding leaves of each value, in fine steps.
+/// The rest of each value that rounding leaves, in fine steps.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn fine_of(t: __m256) -> __m256i {

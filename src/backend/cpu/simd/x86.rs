@@ -75,7 +75,7 @@ impl Simd for Avx2 {
         unsafe {
             let all = _mm_loadu_si128(from.as_ptr().cast());
             let high = _mm_unpackhi_epi64(all, all);
-            [all, high].map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half)))
+            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
         }
     }
     #[inline(always)]
