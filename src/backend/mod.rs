@@ -100,6 +100,12 @@ pub trait Backend: Send {
         ScratchBytes::of(|_, _| 0)
     }
 
+    /// Host memory that each row of a step takes; 0 where values are on a device. A plain function, as
+    /// [`Backend::weight_bytes`].
+    fn row_bytes(&self) -> fn(&Program) -> u64 {
+        |_| 0
+    }
+
     /// Device memory by owner; zeros where the device has no memory of its own.
     fn memory(&self) -> DeviceMemoryUse {
         DeviceMemoryUse::default()

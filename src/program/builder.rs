@@ -1,5 +1,7 @@
 //! Builds a program, part after part.
 
+use std::sync::OnceLock;
+
 use super::{
     Classifier, Content, Op, Output, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId,
     RopeSpec, Rows, State, StateId, Tensor, TensorId, Value, ValueId,
@@ -31,6 +33,7 @@ impl Builder {
                 vocab: next(vocab),
                 result: Output::Logits(ValueId(u32::MAX)),
                 classifier: None,
+                row_bytes: OnceLock::new(),
             },
         }
     }

@@ -10,6 +10,7 @@ mod op;
 mod rope;
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 pub use builder::Builder;
 pub use check::ProgramError;
@@ -223,6 +224,8 @@ pub struct Program {
     vocab: u32,
     result: Output,
     classifier: Option<Classifier>,
+    /// Host memory of a step's row; see [`Program::row_bytes`].
+    row_bytes: OnceLock<u64>,
 }
 
 /// The result of a program.
@@ -235,6 +238,11 @@ pub enum Output {
 }
 
 impl Program {
+    /// Host memory of each row of a step, as a backend that computes on the host counts it; counted once.
+    pub fn row_bytes(&self, count: impl FnOnce(&Self) -> u64) -> u64 {
+        *self.row_bytes.get_or_init(|| count(self))
+    }
+
     /// All tensors by number, part after part. A tied output appears twice.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

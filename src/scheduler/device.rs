@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::handle::Facts;
+use super::facts::Facts;
 use super::life::HostedModels;
 use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
 use super::prefixes::{KEPT_BESIDE_WORK, PrefixKeeper};

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::core::orders::{Cleared, Order, RulesChange};
+use super::facts::{Facts, TEXT_BYTES};
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
 use super::loads::LoadRequest;
 use super::paging::PageReader;
@@ -21,15 +22,14 @@ use super::prefixes::PrefixKeeper;
 use super::residency::ResidencyRules;
 use super::sequence::STATES;
 use super::snapshot::EngineEvent;
-use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
-use crate::backend::{Backend, BackendError, BackendInfo, KV_PAGE_TOKENS, ScratchBytes, StepLimits};
+use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId};
+use crate::backend::{Backend, BackendError, BackendInfo, KV_PAGE_TOKENS};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
 use crate::numbers::Numbers;
 use crate::program::Program;
 use crate::share::limits::UserLimits;
 use crate::share::{Charge, Shares, Taker};
-use crate::tensor::LazyTensor;
 
 /// Events that a watcher may lag behind: two for each layer of a few large models.
 const EVENTS_KEPT: usize = 1024;
@@ -149,82 +149,6 @@ impl DeviceInUse {
     }
 }
 
-/// Facts that stay fixed while a device is open.
-#[derive(Debug)]
-pub(super) struct Facts {
-    pub info: BackendInfo,
-    refuses: fn(&Program) -> Option<BackendError>,
-    pub kv_budget_bytes: u64,
-    /// The part of that that one user may hold, and the same in percent.
-    pub kv_user_bytes: u64,
-    kv_percent_per_user: u32,
-    kv_page_bytes: fn(&Program) -> u64,
-    recurrent_bytes: fn(&Program) -> u64,
-    weight_bytes: fn(&LazyTensor) -> u64,
-    scratch_bytes: ScratchBytes,
-    /// Most rows of a decoder's step.
-    pub limits: StepLimits,
-    /// Whether the device may leave a step before its end.
-    pub suspends: bool,
-}
-
-impl Facts {
-    fn of(backend: &dyn Backend, options: &EngineOptions) -> Self {
-        let most = backend.kv_bytes_max().unwrap_or(u64::MAX);
-        let (info, percent) = (backend.info(), options.kv_percent_per_user.clamp(1, 100));
-        let kv_budget_bytes = options.kv_budget_bytes.min(most);
-        let rows_max =
-            options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max.unwrap_or(1))).max(1);
-        let sequences = options.sequences_max.unwrap_or(info.sequences).clamp(1, rows_max);
-        Self {
-            info,
-            suspends: backend.reads_in_place(),
-            weight_bytes: backend.weight_bytes(),
-            scratch_bytes: backend.scratch_bytes(),
-            limits: StepLimits { rows: rows_max, wanted_rows: sequences },
-            refuses: backend.refuses(),
-            kv_budget_bytes,
-            kv_user_bytes: kv_budget_bytes / 100 * u64::from(percent)
-                + kv_budget_bytes % 100 * u64::from(percent) / 100,
-            kv_percent_per_user: percent,
-            kv_page_bytes: backend.kv_page_bytes(),
-            recurrent_bytes: backend.recurrent_bytes(),
-        }
-    }
-
-    /// Device bytes of a tensor.
-    pub fn weight_bytes(&self, tensor: &LazyTensor) -> u64 {
-        (self.weight_bytes)(tensor)
-    }
-
-    /// Most rows of a program's steps. Those of an encoder have room for a whole text.
-    pub fn limits_of(&self, program: &Program) -> StepLimits {
-        let text_rows = program.encoder().map_or(0, |encoder| encoder.text_rows as usize);
-        StepLimits { rows: self.limits.rows.max(text_rows), ..self.limits }
-    }
-
-    /// Device bytes of a model's activations.
-    pub fn scratch_bytes(&self, program: &Program) -> u64 {
-        self.scratch_bytes.bytes(program, self.limits_of(program))
-    }
-
-    /// Device bytes of one KV page of a model.
-    pub fn page_bytes(&self, program: &Program) -> u64 {
-        (self.kv_page_bytes)(program)
-    }
-
-    /// Device bytes of one recurrent state of a model; 0 for most.
-    pub fn state_bytes(&self, program: &Program) -> u64 {
-        (self.recurrent_bytes)(program)
-    }
-
-    /// Device bytes of a sequence of so many positions: its pages, and its recurrent states.
-    pub fn sequence_bytes(&self, program: &Program, positions: u32) -> u64 {
-        let pages = u64::from(sequence_pages(positions)).saturating_mul(self.page_bytes(program));
-        pages.saturating_add(self.state_bytes(program).saturating_mul(STATES))
-    }
-}
-
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, options: &EngineOptions) -> Self {
         Self {
@@ -331,6 +255,11 @@ impl EngineHandle {
     /// to the end of the context gets the context that fits.
     fn check_room(&self, job: &mut Job) -> Result<(), JobError> {
         let (program, facts) = (&job.model.plan.program, self.shared.facts());
+        let tokens = job.prompt.len();
+        if program.encoder().is_some() && tokens > facts.limits_of(program).rows {
+            let need_bytes = facts.row_bytes(program).saturating_mul(tokens as u64);
+            return Err(JobError::WideText { tokens, need_bytes, most_bytes: TEXT_BYTES });
+        }
         let of_states = facts.state_bytes(program).saturating_mul(STATES);
         let pages = facts.kv_user_bytes.saturating_sub(of_states) / facts.page_bytes(program).max(1);
         let most = u32::try_from(pages.saturating_mul(KV_PAGE_TOKENS as u64)).unwrap_or(u32::MAX);

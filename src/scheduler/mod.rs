@@ -33,6 +33,7 @@ mod draft;
 mod drafter;
 mod dry;
 mod engine;
+mod facts;
 mod handle;
 mod kv;
 mod life;
@@ -340,6 +341,19 @@ pub enum JobError {
         need_bytes: u64,
         /// Bytes of KV cache that all models share.
         budget_bytes: u64,
+    },
+    /// An encoder reads a text in one step, whose values would need too much memory.
+    #[error(
+        "a text of {tokens} tokens needs {} for the values of its step, and may take {}: send a shorter text",
+        Bytes(*need_bytes), Bytes(*most_bytes)
+    )]
+    WideText {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Bytes that its step needs.
+        need_bytes: u64,
+        /// Bytes that a step may take.
+        most_bytes: u64,
     },
     /// The request needs more KV cache than one user may hold.
     #[error(

@@ -58,6 +58,8 @@ pub(super) struct Request {
     pub drafts: u32,
     /// So many requests with the same prompt follow.
     pub alike: u32,
+    /// Most rows of a step of the model.
+    pub rows_max: u32,
     /// The model is an encoder: a step takes all rows of the prompt, and nothing of it is known from others.
     pub whole: bool,
 }
@@ -365,8 +367,9 @@ pub(super) struct Answer {
 }
 
 impl Sequence {
-    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes, its recurrent states `state_bytes`.
-    pub fn of(mut job: Job, page_bytes: u64, state_bytes: u64) -> Self {
+    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes, its recurrent states `state_bytes`, and its steps at
+    /// most `rows_max` rows.
+    pub fn of(mut job: Job, page_bytes: u64, state_bytes: u64, rows_max: u32) -> Self {
         let request = Request {
             id: job.id,
             uid: job.uid,
@@ -384,6 +387,7 @@ impl Sequence {
             // The cut of mirostat follows from the surprise of the token before. A recurrent state has a refused token in it.
             drafts: if job.steering.mirostat.is_some() || state_bytes > 0 { 0 } else { job.drafts },
             alike: job.alike,
+            rows_max,
             whole: job.model.plan.program.encoder().is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));

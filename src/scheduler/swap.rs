@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::SequenceId;
 use super::device::Device;
-use super::handle::Facts;
+use super::facts::Facts;
 use super::kv::{Evicted, Place};
 use super::schedule::Schedule;
 use crate::backend::{BackendError, KV_PAGE_TOKENS, ModelSlot};

@@ -149,6 +149,10 @@ pub(super) fn of_job(error: &JobError) -> Failure {
             .with_detail("need_bytes", need_bytes)
             .with_detail("share_bytes", share_bytes)
             .with_detail("percent", percent),
+        JobError::WideText { tokens, need_bytes, most_bytes } => failure
+            .with_detail("tokens", tokens)
+            .with_detail("need_bytes", need_bytes)
+            .with_detail("most_bytes", most_bytes),
         JobError::NoSuchLayer { layer, layers } => {
             failure.with_detail("layer", layer).with_detail("layers", layers)
         }
@@ -271,7 +275,9 @@ fn job_code(error: &JobError) -> ErrorCode {
     match error {
         JobError::Cancelled => ErrorCode::Cancelled,
         JobError::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
-        JobError::DoesNotFit { .. } | JobError::AboveShare { .. } => ErrorCode::DoesNotFit,
+        JobError::DoesNotFit { .. } | JobError::AboveShare { .. } | JobError::WideText { .. } => {
+            ErrorCode::DoesNotFit
+        }
         JobError::NoRoom { .. } => ErrorCode::OutOfMemory,
         JobError::NoSuchLayer { .. } => ErrorCode::InvalidArgument,
         JobError::NoPlace(refusal) => share_code(refusal),

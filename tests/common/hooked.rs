@@ -71,6 +71,10 @@ impl Backend for Hooked {
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()
     }
+    fn row_bytes(&self) -> fn(&Program) -> u64 {
+        self.inner.row_bytes()
+    }
+
     fn scratch_bytes(&self) -> ScratchBytes {
         self.inner.scratch_bytes()
     }

@@ -303,6 +303,17 @@ fn row_value(op: &Op) -> Option<ValueId> {
     }
 }
 
+/// Bytes of a row of a step: its planes, and copies of the widest one as a product's input. These take at most 8 bytes a value.
+pub fn row_bytes(program: &Program) -> u64 {
+    let bound = Bound::of(program, true);
+    let planes = bound.planes.iter().filter(|plane| plane.rows == Rows::All);
+    let (all, widest) = planes.fold((0u64, 0), |(all, widest), plane| {
+        let cols = plane.cols as u64;
+        (all.saturating_add(cols), cols.max(widest))
+    });
+    all.saturating_mul(4).saturating_add(widest.saturating_mul(8))
+}
+
 impl Bound {
     /// Binds a program. Without `fused`, each operation is its own unit: the plainest way, and the reference for
     /// fused units.

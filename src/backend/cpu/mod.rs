@@ -267,6 +267,10 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn row_bytes(&self) -> fn(&Program) -> u64 {
+        |program| program.row_bytes(bind::row_bytes)
+    }
+
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.kv {
             KvType::F16 => |program| kv::page_bytes(program.states(), KvType::F16),

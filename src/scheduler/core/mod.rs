@@ -18,7 +18,8 @@ use tokio::sync::oneshot;
 use super::device::Device;
 use super::drafter::Drafter;
 use super::engine::Factory;
-use super::handle::{Facts, Shared};
+use super::facts::Facts;
+use super::handle::Shared;
 use super::masks::MaskPool;
 use super::paging::Paging;
 use super::rates::Rates;
@@ -298,7 +299,8 @@ impl Core {
         let (page_bytes, state_bytes) = (facts.page_bytes(program), facts.state_bytes(program));
         self.device.enter(model, lock::now());
         self.device.models.begun(model.id);
-        let mut sequence = Sequence::of(job, page_bytes, state_bytes);
+        let rows_max = u32::try_from(facts.limits_of(program).rows).unwrap_or(u32::MAX);
+        let mut sequence = Sequence::of(job, page_bytes, state_bytes, rows_max);
         sequence.drafter = self.drafter_of(&sequence, &facts);
         self.schedule.submit(sequence);
     }

@@ -6,7 +6,7 @@ use super::Core;
 use crate::backend::BackendError;
 use crate::lock;
 use crate::scheduler::device::Device;
-use crate::scheduler::handle::Facts;
+use crate::scheduler::facts::Facts;
 use crate::scheduler::prefixes::{PrefixPage, Prefixes, RestoreOrder};
 use crate::scheduler::schedule::Schedule;
 

@@ -201,13 +201,19 @@ impl<A> Schedule<A> {
             .min(tried.unwrap_or(u32::MAX))
             .min(excess_limit(estimate, &near))
             .min(mixed.unwrap_or(u32::MAX))
-            .min(self.limits.rows_max);
+            .min(self.rows_max_of(model));
         let mut rows = share_rows(self.least_served(near, limit), limit);
         let taken: u32 = rows.values().sum();
         let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
-        let free = free.min(self.limits.rows_max.saturating_sub(taken));
+        let free = free.min(self.rows_max_of(model).saturating_sub(taken));
         rows.extend(share_rows(self.least_served(ahead, free), free));
         (rows, goal)
+    }
+
+    /// Most rows of a decoder's step of a model with running sequences.
+    pub(super) fn rows_max_of(&self, model: ModelId) -> u32 {
+        let of_model = self.running.iter().find(|s| s.request.model == model);
+        of_model.map_or(u32::MAX, |s| s.request.rows_max).min(self.limits.rows_max).max(1)
     }
 
     /// At most `most` of these users, those with the least device time. Rows that do not suffice for all would go to the same

@@ -37,7 +37,7 @@ impl<A> Schedule<A> {
         let contended = self.contended.is_some_and(|until| now < until);
         // A step has logits for as many rows as sequences may run.
         let limit = row_limit(estimate, contended, self.limits.suspends);
-        let most = self.limits.sequences_max.min(self.limits.rows_max).min(limit);
+        let most = self.limits.sequences_max.min(self.rows_max_of(model)).min(limit);
         let limit = rows_left(estimate, rows, several_users).min(most.saturating_sub(rows));
         for (at, rows) in share_rows(drafts, limit) {
             if let Some(work) = work.get_mut(at as usize) {

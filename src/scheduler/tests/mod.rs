@@ -36,11 +36,11 @@ use fake::{Control, next_token};
 
 const VOCAB: usize = 512;
 
-fn kept_model() -> PathBuf {
+pub(in crate::scheduler) fn kept_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf")
 }
 
-fn open(id: u64, path: &Path) -> Arc<Model> {
+pub(in crate::scheduler) fn open(id: u64, path: &Path) -> Arc<Model> {
     let file = std::fs::File::open(path).unwrap();
     Arc::new(Model::open(ModelId(id), "tinystories", vec![file]).unwrap())
 }

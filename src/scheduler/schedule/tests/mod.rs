@@ -45,6 +45,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         embeds: None,
         drafts: 0,
         alike: 0,
+        rows_max: u32::MAX,
         whole: false,
     }
 }
