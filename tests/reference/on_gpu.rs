@@ -119,15 +119,28 @@ fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
     compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-4);
 }
 
-/// A code of a key or value that rounds the other way moves a logit too. Attention on matrix units rounds queries to f16, and products
-/// of codes and scales. The CPU has f32 there, and some keys of this model are large: 6.0e-3 with waves of 32 and of 64.
+/// Until a code of a key or value rounds the other way, logits are 1e-6 off; the first such code costs up to 1.5e-3. Layers behind it
+/// then round others otherwise, and no bound on logits holds. But codes must cost the GPU what they cost the CPU: both are compared
+/// with pages in f32. Of four texts, sums of losses were within 3 %.
 #[test]
-fn smollm2_with_codes_in_its_cache_has_the_cpu_backends_logits() {
+fn smollm2_with_codes_in_its_cache_loses_what_the_cpu_backend_does() {
     let Some(path) = common::smollm2() else { return };
-    let (activations, kv) = (ActivationType::F32, KvType::Int8);
-    let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
+    let activations = ActivationType::F32;
+    let Some(mut gpu) = on_gpu(&path, activations, KvType::Int8) else { return };
+    let [mut cpu, mut exact] = [KvType::Int8, KvType::F32].map(|kv| on_cpu(&path, activations, kv));
     let ids = smollm2_ids(&gpu);
-    compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-2);
+    let (mut of_gpu, mut of_cpu) = (0.0, 0.0);
+    let chunks = ids[..2].chunks(1).chain([&ids[2..12]]).chain(ids[12..].chunks(1));
+    for (number, chunk) in chunks.enumerate() {
+        let [got, codes, want] = [&mut gpu, &mut cpu, &mut exact].map(|runner| runner.feed(chunk));
+        let off = distance(&got, &codes);
+        println!("step {number}: off by {off:.3e}");
+        assert!(off.is_finite() && (number > 1 || off <= 1e-3), "step {number}: logits are off by {off:e}");
+        of_gpu += distance(&got, &want);
+        of_cpu += distance(&codes, &want);
+    }
+    println!("codes cost the GPU {of_gpu:.3e} and the CPU {of_cpu:.3e}, in norms of the logits");
+    assert!(of_gpu <= 1.25 * of_cpu, "codes cost the GPU {of_gpu:e}, and the CPU {of_cpu:e}");
 }
 
 /// One code that rounds the other way moves a logit by more than the different sums of two kernels. So both backends

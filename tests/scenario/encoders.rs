@@ -171,6 +171,43 @@ fn answers_scores_and_long_texts_are_refused_by_name() {
     rig.assert_idle();
 }
 
+/// A small file's layers are so wide that a long text's step would take gigabytes.
+#[test]
+fn a_text_whose_step_has_no_room_is_refused_with_its_bytes() {
+    const WIDE: u64 = 16384;
+    const LONG: usize = 8000;
+    let mut rig = rig("[device]\nbackend = 'cpu'\n");
+    let (_, mut forge) = forge::encoders().into_iter().find(|(name, _)| *name == "bert-last").unwrap();
+    forge = forge.set("bert.context_length", Value::u32(8192));
+    forge = forge.set("bert.feed_forward_length", Value::u32(WIDE as u32));
+    for tensor in &mut forge.tensors {
+        let name = String::from_utf8_lossy(&tensor.name).into_owned();
+        match name.as_str() {
+            "position_embd.weight" => tensor.dims[1] = 8192,
+            _ if name.ends_with("ffn_up.weight") => tensor.dims[1] = WIDE,
+            _ if name.ends_with("ffn_up.bias") || name.ends_with("ffn_down.weight") => tensor.dims[0] = WIDE,
+            _ => continue,
+        }
+        tensor.data = None;
+    }
+    std::fs::write(rig.model("wide"), forge.build().bytes).unwrap();
+    rig.run();
+    let client = rig.client();
+    assert_eq!(of_ids(&client, "wide", &some_ids(6, 40)).len(), 64);
+    let error = refusal(client.embed(&request("wide", Prompt::Ids(some_ids(6, LONG)))));
+    assert_eq!(error.code, ErrorCode::DoesNotFit as u16, "{error:?}");
+    let detail = |key: &str| {
+        let entry = error.detail.iter().find(|entry| entry.key == key);
+        entry
+            .and_then(|entry| entry.value.parse::<u64>().ok())
+            .unwrap_or_else(|| panic!("no {key}: {error:?}"))
+    };
+    // The values between the two products alone are f32.
+    assert!(detail("need_bytes") >= LONG as u64 * WIDE * 4 && detail("most_bytes") < detail("need_bytes"));
+    assert!(error.message.contains("8000 tokens") && error.message.contains("shorter text"), "{error:?}");
+    rig.assert_serves();
+}
+
 /// The part of the file of another engine's answers with scores.
 #[derive(serde::Deserialize)]
 struct Expected {
