@@ -99,9 +99,7 @@ impl Request {
         }
         Ok(())
     }
-}
 
-impl Request {
     /// Reads the request's body. While bytes are missing the connection waits, and a newcomer may get its place; `None` if one has.
     pub async fn body<T>(&self, read: impl Future<Output = T>) -> Option<T> {
         let mut read = pin!(read);

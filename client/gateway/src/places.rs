@@ -2,8 +2,8 @@
 //!
 //! A connection waits before its first request, between two requests, and while a request's head or body is incomplete. It costs
 //! little, and may stay until its place is wanted. Where all places are taken, the peer that has most waiting connections loses the
-//! one that has waited longest. One that sends a body goes only if the peer has no other. A connection whose request is whole is never closed
-//! for another one.
+//! one that has waited longest. One that sends a body goes only if the peer has no other. A connection whose request is whole is
+//! never closed for another one.
 //!
 //! So only whole requests keep others out. A peer may have as many as would then still be free, where peers are told apart.
 

@@ -65,27 +65,28 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option
         name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
     };
     let wanted = plain(wanted);
-    let names: Vec<&str> = names.filter(|name| name.len() <= 255).collect();
     if wanted.is_empty() || wanted.len() > 255 {
         return None;
     }
-    let mut begin: Vec<&str> =
-        names.iter().copied().filter(|name| plain(name).starts_with(&wanted)).collect();
-    begin.sort_unstable();
-    if !begin.is_empty() {
-        return Some(one_of(&begin));
+    let names = names.filter(|name| name.len() <= 255);
+    let mut distances: Vec<Distance<'_>> =
+        names.map(|name| Distance::of(&wanted, name, &plain(name))).collect();
+    distances.sort_unstable_by_key(|d| d.name);
+    let of_beginning = |distance: usize| {
+        let names: Vec<&str> = distances.iter().filter(|d| d.begin == distance).map(|d| d.name).collect();
+        (!names.is_empty()).then(|| one_of(&names))
+    };
+    if let Some(names) = of_beginning(0) {
+        return Some(names);
     }
-    let most = (wanted.chars().count() / 4).clamp(1, 3);
-    let distances: Vec<Distance<'_>> =
-        names.iter().map(|name| Distance::of(&wanted, name, &plain(name))).collect();
+    let letters = wanted.chars().count();
+    let most = (letters / 4).clamp(1, 3);
     let nearest = distances.iter().filter(|d| d.whole <= most).min_by_key(|d| (d.whole, d.name));
     if let Some(nearest) = nearest {
         return Some(nearest.name.to_owned());
     }
-    let least = distances.iter().map(|d| d.begin).min().filter(|least| *least <= most)?;
-    let mut begin: Vec<&str> = distances.iter().filter(|d| d.begin == least).map(|d| d.name).collect();
-    begin.sort_unstable();
-    (wanted.chars().count() >= BEGINNING_LEAST).then(|| one_of(&begin))
+    let least = distances.iter().map(|d| d.begin).min().filter(|least| *least <= most);
+    least.filter(|_| letters >= BEGINNING_LEAST).and_then(of_beginning)
 }
 
 /// A name that was given, compared with one that exists.

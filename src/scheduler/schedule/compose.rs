@@ -197,15 +197,16 @@ impl<A> Schedule<A> {
         let mixed = goal.and_then(|goal| cost?.rows_mixed(goal)).map(|rows| rows.max(decoding + 1));
         let tried =
             cost.filter(|_| contended).map(|cost| cost.rows_tried(QUANTUM.as_secs_f64()).max(FIRST_ROWS));
+        let rows_max = self.rows_max_of(model);
         let limit = row_limit(estimate, contended, self.limits.suspends)
             .min(tried.unwrap_or(u32::MAX))
             .min(excess_limit(estimate, &near))
             .min(mixed.unwrap_or(u32::MAX))
-            .min(self.rows_max_of(model));
+            .min(rows_max);
         let mut rows = share_rows(self.least_served(near, limit), limit);
         let taken: u32 = rows.values().sum();
         let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
-        let free = free.min(self.rows_max_of(model).saturating_sub(taken));
+        let free = free.min(rows_max.saturating_sub(taken));
         rows.extend(share_rows(self.least_served(ahead, free), free));
         (rows, goal)
     }
