@@ -21,12 +21,11 @@ use super::grid::{Block, Grid};
 use super::kv::{KvElement, KvHead, KvLayout, KvPool};
 use super::norm;
 use super::pool::{Parts, Pool};
+use super::prefetch::prefetch_all;
 use super::simd::{LANES, Level, Simd, vectorize};
 use super::slices::{Cuttable, Slices, Stretch};
 use super::step::Step;
 use crate::backend::{BackendError, KV_GROUP, KV_PAGE_TOKENS, KvType};
-
-const CACHE_LINE_BYTES: usize = 64;
 
 /// Tokens in a split of a row that attends to `len` tokens: always whole pages. Workers share the splits of a long row,
 /// and merging them costs almost nothing.
@@ -385,7 +384,7 @@ fn page<E: KvElement, S: Simd>(
     tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
-    fetch(s, head.v);
+    prefetch_all(head.v);
     let head_dim = p.layout.head_dim;
     let queries = place.queries;
     let mut q = queries.start;
@@ -409,7 +408,7 @@ fn page<E: KvElement, S: Simd>(
             softmax(s, q, &tokens, scratch);
         }
         if q == queries.start {
-            fetch(s, next);
+            prefetch_all(next);
         }
         match n {
             4 => weigh::<E, S, 4>(s, head, &tokens, q, scratch),
@@ -436,14 +435,6 @@ struct Place {
 fn fall(slope: f32, own: usize, start: usize, scores: &mut [f32; KV_PAGE_TOKENS]) {
     for (position, score) in (start..).zip(scores) {
         *score -= slope * own.abs_diff(position) as f32;
-    }
-}
-
-/// Prefetches all cache lines of `elements`.
-#[inline(always)]
-fn fetch<E: KvElement, S: Simd>(s: S, elements: &[E]) {
-    for line in elements.chunks(CACHE_LINE_BYTES / size_of::<E>()) {
-        s.prefetch(&line[0]);
     }
 }
 

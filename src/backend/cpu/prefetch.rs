@@ -1,5 +1,7 @@
 //! Prefetching, by the instruction of each processor.
 
+const CACHE_LINE_BYTES: usize = 64;
+
 /// Prefetches the cache line of `at`; has no other effect. Any address may be given.
 #[inline(always)]
 pub(super) fn prefetch(at: *const u8) {
@@ -15,4 +17,13 @@ pub(super) fn prefetch(at: *const u8) {
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
+}
+
+/// Prefetches all cache lines of `elements`.
+#[inline(always)]
+pub(super) fn prefetch_all<T>(elements: &[T]) {
+    const { assert!(0 < size_of::<T>() && size_of::<T>() <= CACHE_LINE_BYTES, "whole elements fit in a line") };
+    for line in elements.chunks(CACHE_LINE_BYTES / size_of::<T>()) {
+        prefetch(line.as_ptr().cast());
+    }
 }

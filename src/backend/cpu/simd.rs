@@ -40,8 +40,6 @@ pub trait Simd: Copy + Send + Sync {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// If either lane is NaN, the result is the lane of `b`.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Prefetches the cache line of `at`; has no other effect.
-    fn prefetch<T>(self, at: &T);
     /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integers `n` in -126..=127.
@@ -135,8 +133,6 @@ impl Simd for Portable {
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
-    #[inline(always)]
-    fn prefetch<T>(self, _at: &T) {}
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
         a.map(f32::round_ties_even)

@@ -4,7 +4,6 @@ use std::arch::aarch64::*;
 
 use super::{LANES, Simd, f16};
 use crate::backend::cpu::convert::neon::{narrow, widen};
-use crate::backend::cpu::prefetch::prefetch;
 
 /// NEON: four vectors of four.
 #[derive(Clone, Copy)]
@@ -110,10 +109,6 @@ impl Simd for Neon {
     #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         quarters!(|i| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]))
-    }
-    #[inline(always)]
-    fn prefetch<T>(self, at: &T) {
-        prefetch(std::ptr::from_ref(at).cast());
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {

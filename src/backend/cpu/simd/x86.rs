@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, Simd, f16};
-use crate::backend::cpu::prefetch::prefetch;
 
 /// Rounding mode of vectors: nearest, ties to even, no exceptions.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -114,10 +113,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         halves!(_mm256_min_ps, a, b)
-    }
-    #[inline(always)]
-    fn prefetch<T>(self, at: &T) {
-        prefetch(std::ptr::from_ref(at).cast());
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -243,10 +238,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         whole!(_mm512_min_ps, a, b)
-    }
-    #[inline(always)]
-    fn prefetch<T>(self, at: &T) {
-        prefetch(std::ptr::from_ref(at).cast());
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {

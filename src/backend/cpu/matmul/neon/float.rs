@@ -84,7 +84,10 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {
         tile.prefetch(k * T::BYTES);
-        let weights = tile.weights.map(|p| p.wrapping_add(k * T::BYTES));
+        let mut weights = tile.weights;
+        for p in &mut weights {
+            *p = p.wrapping_add(k * T::BYTES);
+        }
         // SAFETY: each row has 16 values from `k` on.
         unsafe { step::<T>(weights, tile.acts.wrapping_add(k), &mut acc) };
     }
@@ -98,18 +101,19 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
         // SAFETY: each buffer has 16 values; the activation row is padded.
         unsafe { step::<T>(last.each_ref().map(|l| l.as_ptr()), tile.acts.wrapping_add(full), &mut acc) };
     }
-    for (acc, sums) in acc.iter().zip(sums) {
-        sums[0] = add_lanes(*acc);
+    for row in 0..ROWS {
+        sums[row][0] = add_lanes(acc[row]);
     }
 }
 
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn step<T: Float>(weights: [*const u8; ROWS], acts: *const f32, acc: &mut [[float32x4_t; 4]; ROWS]) {
-    for (p, acc) in weights.into_iter().zip(acc) {
-        for (i, acc) in acc.iter_mut().enumerate() {
+    for row in 0..ROWS {
+        for (i, acc) in acc[row].iter_mut().enumerate() {
+            let p = weights[row].wrapping_add(4 * i * T::BYTES);
             // SAFETY: the caller vouches for 16 values at each pointer.
-            let (w, x) = unsafe { (T::load(p.wrapping_add(4 * i * T::BYTES)), vld1q_f32(acts.add(4 * i))) };
+            let (w, x) = unsafe { (T::load(p), vld1q_f32(acts.add(4 * i))) };
             *acc = vfmaq_f32(*acc, w, x);
         }
     }
