@@ -77,7 +77,7 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
     let cases = [
         ("sockt = '/x'", "sockt"),
         ("[limits]\ncontext_tokens = 7", "limits.context_tokens = 7 is not in 16..=131072"),
-        ("[cpu]\nsimd = 'neon'", "neon"),
+        ("[cpu]\nsimd = 'altivec'", "altivec"),
         ("[log", "config.toml"),
         (
             "[policy]\nsubordinates = { '7' = [1000, 5] }",
@@ -98,6 +98,11 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
             assert!(text.contains(says), "{text:?} does not say {says:?}");
         }
     }
+    // Another machine may have the instruction set: the configuration is right.
+    rig.configure(if cfg!(target_arch = "x86_64") { "[cpu]\nsimd = 'neon'" } else { "[cpu]\nsimd = 'avx2'" });
+    assert_eq!(output(rig.command().arg("--check-config")).0, 0);
+    let (status, text) = output(&mut rig.command());
+    assert!(status == 71 && text.contains("this processor has no "), "{status}: {text}");
     // Not at a start, which may be the first. But a reload refuses it, and so does the check before one.
     for empty in ["", " \n"] {
         rig.configure(empty);
