@@ -236,13 +236,35 @@ pub trait Backend: Send {
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError>;
 
     /// Suspends the step, between two parts or inside one that paused: steps of other models may begin before
-    /// [`Backend::resume_step`]. Its model begins no other step until then, unless the suspended one is given up.
+    /// [`Backend::resume_step`]. Its model begins no other step until then, unless the suspended one is given up, or with
+    /// [`Backend::begin_beside`].
     ///
     /// # Errors
     /// As [`Backend::run`].
     fn suspend_step(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
+
+    /// As [`Backend::begin_step`], while a suspended step of the model waits: that one can be resumed once this one is done or given
+    /// up. The two write no page that the other one reads or writes. Only for a backend that [reads weights in
+    /// place](Backend::reads_in_place).
+    ///
+    /// # Errors
+    /// As [`Backend::begin_step`].
+    fn begin_beside(&mut self, _slot: ModelSlot, _batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        Err(BackendError::OutOfOrder("this backend has one step of a model at a time"))
+    }
+
+    /// As [`Backend::resume_step`] for a step that began with [`Backend::begin_beside`] and was suspended too.
+    ///
+    /// # Errors
+    /// As [`Backend::resume_step`].
+    fn resume_beside(&mut self, _slot: ModelSlot) -> Result<(), BackendError> {
+        Err(BackendError::OutOfOrder("this backend has one step of a model at a time"))
+    }
+
+    /// Gives host memory of the model's last step back: its values are gone. For a model without a suspended step.
+    fn release_values(&mut self, _slot: ModelSlot) {}
 
     /// Makes the suspended step of `slot` the current one.
     ///

@@ -9,9 +9,22 @@ use crate::tensor::LazyTensor;
 /// Host memory for the values of a decoder's step: wide models take fewer rows in each. 256 rows of 8B take as much.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// The same for an encoder, which reads a text in one step: 8,192 tokens of a model of 110M take 0.8 GiB. Without a bound, a file of
-/// 70 MB with wide layers made a daemon take 34 GB.
-pub(super) const TEXT_BYTES: u64 = 1 << 30;
+/// The same for all steps in flight: one that runs, and suspended ones. An encoder reads a text in one step, and 8,192 tokens of a model
+/// of 110M take 0.8 GiB. Without a bound, a file of 70 MB with wide layers made a daemon take 34 GB.
+pub(super) const VALUES_BYTES: u64 = 1 << 30;
+
+/// Bytes and rows of a model's sequences.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Bytes of one KV page; above 0.
+    pub page_bytes: u64,
+    /// Bytes of one recurrent state; 0 for most models.
+    pub state_bytes: u64,
+    /// Host memory that the values of a row of a step take; 0 where they are on a device.
+    pub row_bytes: u64,
+    /// Most rows of a step.
+    pub rows_max: u32,
+}
 
 /// Facts that stay fixed while a device is open.
 #[derive(Debug)]
@@ -63,15 +76,25 @@ impl Facts {
         (self.weight_bytes)(tensor)
     }
 
-    /// Most rows of a program's steps. Those of an encoder have room for a whole text, if its values fit into [`TEXT_BYTES`].
+    /// Most rows of a program's steps. Those of an encoder have room for a whole text, if its values fit into [`VALUES_BYTES`].
     pub fn limits_of(&self, program: &Program) -> StepLimits {
         let row_bytes = self.row_bytes(program).max(1);
         let rows_in = |bytes: u64| usize::try_from(bytes / row_bytes).unwrap_or(usize::MAX).max(1);
         let rows = match program.encoder() {
-            Some(encoder) => self.limits.rows.max(encoder.text_rows as usize).min(rows_in(TEXT_BYTES)),
+            Some(encoder) => self.limits.rows.max(encoder.text_rows as usize).min(rows_in(VALUES_BYTES)),
             None => self.limits.rows.min(rows_in(STEP_BYTES)),
         };
         StepLimits { rows, wanted_rows: self.limits.wanted_rows.min(rows) }
+    }
+
+    /// Bytes and rows of a model's sequences.
+    pub fn sizes_of(&self, program: &Program) -> Sizes {
+        Sizes {
+            page_bytes: self.page_bytes(program),
+            state_bytes: self.state_bytes(program),
+            row_bytes: self.row_bytes(program),
+            rows_max: u32::try_from(self.limits_of(program).rows).unwrap_or(u32::MAX),
+        }
     }
 
     /// Host memory of a row of a step.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::core::orders::{Cleared, Order, RulesChange};
-use super::facts::{Facts, TEXT_BYTES};
+use super::facts::{Facts, VALUES_BYTES};
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
 use super::loads::LoadRequest;
 use super::paging::PageReader;
@@ -258,7 +258,7 @@ impl EngineHandle {
         let tokens = job.prompt.len();
         if program.encoder().is_some() && tokens > facts.limits_of(program).rows {
             let need_bytes = facts.row_bytes(program).saturating_mul(tokens as u64);
-            return Err(JobError::WideText { tokens, need_bytes, most_bytes: TEXT_BYTES });
+            return Err(JobError::WideText { tokens, need_bytes, most_bytes: VALUES_BYTES });
         }
         let of_states = facts.state_bytes(program).saturating_mul(STATES);
         let pages = facts.kv_user_bytes.saturating_sub(of_states) / facts.page_bytes(program).max(1);

@@ -7,8 +7,8 @@
 //!   youngest sequence of the user that holds most gives its pages up, and goes on later (`pages`).
 //! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
 //! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
-//! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run.
-//!   It is resumed before any other step of its model.
+//! - A long step may be suspended between two parts, on the CPU also inside one, so that another step can run. On the CPU that
+//!   may be a short step of the same model, beside the suspended one (`beside`). Values of all steps in flight have a bound.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use crate::model::ModelId;
 
 mod admission;
 mod alike;
+mod beside;
 mod compose;
 mod drafters;
 mod drafts;
@@ -34,8 +35,10 @@ mod pages;
 pub(super) struct Limits {
     /// Most rows of one step; at least 1.
     pub rows_max: u32,
-    /// Whether a step makes way for another user's before it ends.
+    /// Whether a step makes way for another one before it ends.
     pub suspends: bool,
+    /// Most bytes that the values of all steps in flight take.
+    pub values_bytes: u64,
     /// Most sequences admitted at once; 1 to `rows_max`.
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.
@@ -87,9 +90,29 @@ pub(super) struct StepPlan {
     pub resumed: bool,
     /// The time that it may take for the sake of the answers in it.
     pub goal: Option<Duration>,
+    /// It runs while another step of its model is suspended.
+    pub beside: bool,
+    /// Its time, and that of steps beside it.
+    pub turns: Turns,
+    /// Host memory that its values take.
+    pub bytes: u64,
+}
+
+/// Time of a step that was suspended for steps of its own model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turns {
+    /// Time of the step itself.
+    own: Duration,
+    /// Time of the steps beside it.
+    beside: Duration,
 }
 
 impl StepPlan {
+    /// True if rows of the sequence are in the step.
+    fn has(&self, id: SequenceId) -> bool {
+        self.work.iter().any(|work| work.id == id)
+    }
+
     /// Number of token rows.
     pub fn rows(&self) -> u32 {
         self.work.iter().map(|work| work.rows).sum()
@@ -143,10 +166,14 @@ pub(super) struct Schedule<A = Answer> {
     turns: BTreeMap<(u32, ModelId), u64>,
     /// Suspended steps; at most one of a model.
     suspended: BTreeMap<ModelId, StepPlan>,
+    /// Suspended steps that began beside those; at most one of a model.
+    suspended_beside: BTreeMap<ModelId, StepPlan>,
     /// Models whose suspended steps wait for pages of weights.
     waits: BTreeSet<ModelId>,
     /// Sequences that stay out of the next step, because others would wait for them.
     late: BTreeSet<SequenceId>,
+    /// Sequences of the suspended step beside which a step is being planned.
+    aside: BTreeSet<SequenceId>,
     /// Until this instant steps are kept short, because sequences of several users were live not long ago.
     contended: Option<Instant>,
     /// How often a sequence gave its pages up because others needed them.
@@ -178,8 +205,10 @@ impl<A> Schedule<A> {
             costs: BTreeMap::new(),
             turns: BTreeMap::new(),
             suspended: BTreeMap::new(),
+            suspended_beside: BTreeMap::new(),
             waits: BTreeSet::new(),
             late: BTreeSet::new(),
+            aside: BTreeSet::new(),
             contended: None,
             preempted: 0,
             arrivals: 0,
@@ -382,24 +411,21 @@ impl<A> Schedule<A> {
     /// Drops the cached pages that are to go first, until they have so many bytes. Returns how many they have. Pages of models
     /// with a suspended step stay: their memory would come back only after that step.
     pub fn drop_first_cached(&mut self, bytes: u64) -> u64 {
-        let suspended = &self.suspended;
-        self.kv.drop_first(bytes, &|model| !suspended.contains_key(&model))
+        let suspended = self.suspended_models();
+        self.kv.drop_first(bytes, &|model| !suspended.contains(&model))
     }
 
     /// Takes the pages whose memory the device must give back now. Suspended steps may still write freed pages of their
     /// model.
     pub fn take_freed(&mut self) -> Vec<(ModelId, Vec<u32>)> {
-        self.kv.take_freed(|model| !self.suspended.contains_key(&model))
+        let suspended = self.suspended_models();
+        self.kv.take_freed(|model| !suspended.contains(&model))
     }
 
     /// As [`Schedule::take_freed`], of recurrent states.
     pub fn take_freed_states(&mut self) -> Vec<(ModelId, Vec<u32>)> {
-        self.kv.take_freed_states(|model| !self.suspended.contains_key(&model))
-    }
-
-    /// Keeps a step that stopped between two parts, on the CPU also inside one; [`Schedule::next_step`] returns it again.
-    pub fn suspend(&mut self, step: StepPlan) {
-        self.suspended.insert(step.model, step);
+        let suspended = self.suspended_models();
+        self.kv.take_freed_states(|model| !suspended.contains(&model))
     }
 
     /// Replaces the models whose suspended steps cannot go on yet.
@@ -427,12 +453,9 @@ impl<A> Schedule<A> {
 
     /// True if a step could take rows of this admitted sequence now.
     fn can_run(&self, sequence: &Sequence<A>) -> bool {
-        self.takes_part(sequence) && !self.waits.contains(&sequence.request.model)
-    }
-
-    /// True if a step of the model is suspended: it may still write pages that its sequences have lost.
-    pub fn is_suspended(&self, model: ModelId) -> bool {
-        self.suspended.contains_key(&model)
+        let model = sequence.request.model;
+        let room = self.is_suspended(model) || self.has_room(sequence, 0);
+        self.takes_part(sequence) && !self.waits.contains(&model) && room
     }
 
     /// Sequences that wait for a place, in order of arrival.
@@ -451,21 +474,11 @@ impl<A> Schedule<A> {
         self.all().any(|sequence| sequence.uses(model))
     }
 
-    /// Drops the suspended step of a model if all of its sequences have ended or restarted. True if it did.
-    pub fn drop_unwanted(&mut self, model: ModelId) -> bool {
-        let Some(step) = self.suspended.get(&model) else { return false };
-        let wanted = |work: &Work| self.get(work.id).is_some_and(|s| s.restarts == work.restarts);
-        let unwanted = !step.work.iter().any(wanted);
-        if unwanted {
-            self.suspended.remove(&model);
-        }
-        unwanted
-    }
-
     /// Removes all sequences and pools.
     pub fn clear(&mut self) -> Vec<Sequence<A>> {
         self.kv = Kv::new(self.limits.kv_budget_bytes, self.limits.reuse);
         self.suspended.clear();
+        self.suspended_beside.clear();
         self.waiting.clear();
         self.priorities.clear();
         self.running.drain(..).chain(self.queue.drain(..)).collect()
@@ -494,6 +507,7 @@ impl<A> Schedule<A> {
     /// Drops the computed positions of a model whose KV pool is gone; its sequences prefill all their tokens again.
     pub fn rewind(&mut self, model: ModelId) {
         self.suspended.remove(&model);
+        self.suspended_beside.remove(&model);
         for sequence in &mut self.running {
             if sequence.request.model == model {
                 sequence.restart();

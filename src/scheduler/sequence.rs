@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::draft::Draft;
 use super::drafter::Drafter;
+use super::facts::Sizes;
 use super::kv::Held;
 use super::masks::Masking;
 use super::swap::Swapped;
@@ -60,6 +61,8 @@ pub(super) struct Request {
     pub alike: u32,
     /// Most rows of a step of the model.
     pub rows_max: u32,
+    /// Host memory that the values of a row take; 0 where they are on a device.
+    pub row_bytes: u64,
     /// The model is an encoder: a step takes all rows of the prompt, and nothing of it is known from others.
     pub whole: bool,
 }
@@ -367,9 +370,9 @@ pub(super) struct Answer {
 }
 
 impl Sequence {
-    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes, its recurrent states `state_bytes`, and its steps at
-    /// most `rows_max` rows.
-    pub fn of(mut job: Job, page_bytes: u64, state_bytes: u64, rows_max: u32) -> Self {
+    /// Makes a sequence for a job.
+    pub fn of(mut job: Job, sizes: Sizes) -> Self {
+        let Sizes { page_bytes, state_bytes, row_bytes, rows_max } = sizes;
         let request = Request {
             id: job.id,
             uid: job.uid,
@@ -388,6 +391,7 @@ impl Sequence {
             drafts: if job.steering.mirostat.is_some() || state_bytes > 0 { 0 } else { job.drafts },
             alike: job.alike,
             rows_max,
+            row_bytes,
             whole: job.model.plan.program.encoder().is_some(),
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));

@@ -173,6 +173,8 @@ pub(super) struct StepDevice<'a> {
     pub backend: &'a mut dyn Backend,
     pub residency: &'a mut Residency,
     pub model: ModelId,
+    /// The step runs while another one of the model is suspended.
+    pub beside: bool,
     /// Number of parts of the model's program.
     pub parts: u32,
     pub slot: ModelSlot,
@@ -216,6 +218,7 @@ pub(super) fn run(
         backend,
         residency,
         model,
+        beside,
         parts,
         slot,
         heartbeat,
@@ -225,7 +228,9 @@ pub(super) fn run(
         is_due,
     } = device;
     match resumed {
+        None if beside => backend.begin_beside(slot, &arrays.batch())?,
         None => backend.begin_step(slot, &arrays.batch())?,
+        Some(_) if beside => backend.resume_beside(slot)?,
         Some(_) => backend.resume_step(slot)?,
     }
     let cold = !residency.has_all(model);

@@ -156,6 +156,15 @@ impl Backend for Hooked {
     fn suspend_step(&mut self) -> Result<(), BackendError> {
         self.inner.suspend_step()
     }
+    fn begin_beside(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.inner.begin_beside(slot, batch)
+    }
+    fn resume_beside(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        self.inner.resume_beside(slot)
+    }
+    fn release_values(&mut self, slot: ModelSlot) {
+        self.inner.release_values(slot);
+    }
     fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
         self.inner.resume_step(slot)
     }

@@ -138,6 +138,25 @@ fn threads_instructions_and_pauses_change_no_bit_of_latent_attention() {
 
 /// Ends of chunks lie inside of what convolutions see, and states pass between steps of one row and of many.
 #[test]
+fn steps_of_another_sequence_inside_a_step_change_no_bit() {
+    let ids: Vec<u32> = (0..50).map(|i| (i * 53 + 7) % 250 + 3).collect();
+    let scratch = tempfile::tempdir().unwrap();
+    for (name, forge) in forge::decoders() {
+        let path = scratch.path().join(name);
+        fs::write(&path, forge.build().bytes).unwrap();
+        let open = |pause: Duration| {
+            let mut backend = CpuBackend::with_exact_threads(FLOAT, 2).unwrap();
+            backend.set_slices(Slices { pause, ..Slices::default() });
+            Runner::on(&path, Box::new(backend))
+        };
+        let want = open(Slices::default().pause).feed_in(&ids, 20);
+        let mut runner = open(Duration::ZERO);
+        runner.interrupt_beside();
+        assert!(runner.feed_in(&ids, 20) == want, "{name}");
+    }
+}
+
+#[test]
 fn cuts_threads_instructions_and_pauses_change_no_bit_of_recurrent_layers() {
     let ids: Vec<u32> = (0..50).map(|i| (i * 53 + 7) % 250 + 3).collect();
     let scratch = tempfile::tempdir().unwrap();
@@ -171,6 +190,9 @@ fn cuts_threads_instructions_and_pauses_change_no_bit_of_recurrent_layers() {
         let mut runner = open(FLOAT, 2, pauses);
         runner.interrupt();
         assert!(runner.feed_in(&ids, 20) == want, "{name} in pieces, beside another model's steps");
+        let mut runner = open(FLOAT, 2, pauses);
+        runner.interrupt_beside();
+        assert!(runner.feed_in(&ids, 20) == want, "{name} in pieces, beside another sequence's steps");
         let apart = CpuOptions { unfused: true, ..FLOAT };
         assert!(
             open(apart, 2, Slices::default()).feed_in(&ids, 9) == want,

@@ -80,6 +80,18 @@ impl<B: Device> Loaded<B> {
         }
     }
 
+    /// Runs a part of the current step until it pauses, or has chosen experts. True at its end.
+    pub fn stretch(&mut self, part: u32) -> bool {
+        let weights = Weights { tensors: &self.tensors, generations: &self.generations };
+        match self.backend.get().run(part, &weights).expect("a part failed") {
+            Progress::Done => return true,
+            Progress::Needs(chosen) => self.load(part, &chosen),
+            Progress::Paused => self.pauses += 1,
+            Progress::Again => unreachable!("the head ran"),
+        }
+        false
+    }
+
     /// Runs a part of the current step with the tensors that are loaded.
     pub fn try_run(&mut self, part: u32) -> Result<Progress, BackendError> {
         loop {

@@ -32,9 +32,24 @@ pub struct Runner {
     position: usize,
     /// Steps so far.
     steps: usize,
-    /// Another open model on the same device, whose steps come between the parts of this one's.
-    other: Option<ModelSlot>,
+    /// The steps that come between the parts of this sequence's.
+    others: Others,
+    /// Logits of the step beside it.
+    beside: Option<Vec<f32>>,
 }
+
+/// Steps for which each step makes way.
+#[derive(Clone, Copy)]
+enum Others {
+    None,
+    /// Those of another open model on the same device.
+    Model(ModelSlot),
+    /// Those of another sequence of the same model, which make way for that other model too. They also come inside parts.
+    Beside(ModelSlot),
+}
+
+/// A step inside a part makes way at each pause of this number.
+const PAUSES: u32 = 5;
 
 impl Runner {
     /// Maps the file and opens a new CPU backend for it.
@@ -49,9 +64,10 @@ impl Runner {
         let model = Model::open(ModelId(1), "reference", vec![file]).expect("the model was refused");
         let pages = CONTEXT.div_ceil(KV_PAGE_TOKENS) as u32;
         let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
-        let loaded = Loaded::new(model.plan.program.as_ref().clone(), backend, limits, pages);
+        let loaded = Loaded::new(model.plan.program.as_ref().clone(), backend, limits, 2 * pages);
         // Pages in descending order: their numbers must not matter.
-        Self { model, loaded, pages: (0..pages).rev().collect(), position: 0, steps: 0, other: None }
+        let pages = (0..pages).rev().collect();
+        Self { model, loaded, pages, position: 0, steps: 0, others: Others::None, beside: None }
     }
 
     /// Description of the backend, for messages.
@@ -62,28 +78,61 @@ impl Runner {
 
     /// Makes each step from now on make way between its parts for a whole step of another model.
     pub fn interrupt(&mut self) {
+        self.others = Others::Model(self.open_other());
+    }
+
+    /// Makes each step from now on make way, also inside its parts, for steps of another sequence of the same model.
+    pub fn interrupt_beside(&mut self) {
+        self.others = Others::Beside(self.open_other());
+    }
+
+    fn open_other(&mut self) -> ModelSlot {
         let Loaded { backend, program, .. } = &mut self.loaded;
         let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
-        self.other =
-            Some(backend.open_model(program, limits, self.pages.len() as u32).expect("no second model"));
+        backend.open_model(program, limits, self.pages.len() as u32).expect("no second model")
     }
 
     fn make_way(&mut self) {
-        let Some(other) = self.other else { return };
-        let batch = StepBatch {
-            token_ids: &[5, 6, 7],
-            positions: &[0, 1, 2],
-            row_sequences: &[0; 3],
-            page_tables: &self.pages,
-            page_table_stride: self.pages.len(),
-            logits_rows: &[2],
-            recurrent: if self.loaded.program.is_recurrent() { &FIRST } else { &[] },
-        };
+        let slot = self.loaded.slot;
+        match self.others {
+            Others::None => return,
+            Others::Model(other) => self.step_of(other),
+            Others::Beside(other) => self.step_beside(other),
+        }
+        self.loaded.backend.resume_step(slot).expect("the step was not resumed");
+    }
+
+    /// A whole step of another model.
+    fn step_of(&mut self, other: ModelSlot) {
         self.loaded.backend.suspend_step().expect("the step was not suspended");
-        self.loaded.backend.begin_step(other, &batch).expect("the other model's batch was refused");
+        let (pages, places) = (self.pages.clone(), self.first(FIRST));
+        self.loaded.backend.begin_step(other, &three(&pages, &places)).expect("the other batch was refused");
         (0..=self.loaded.program.head_part()).for_each(|part| self.loaded.run(part));
         self.loaded.backend.logits(0).expect("the other model's logits are not finite");
-        self.loaded.backend.resume_step(self.loaded.slot).expect("the step was not resumed");
+    }
+
+    /// A whole step of another sequence, which makes way for another model too.
+    fn step_beside(&mut self, other: ModelSlot) {
+        self.loaded.backend.suspend_step().expect("the step was not suspended");
+        let first = self.pages.len() as u32;
+        let pages: Vec<u32> = (first..2 * first).collect();
+        let places = self.first([RecurrentPlace { before: None, after: 9 }]);
+        let begun = self.loaded.backend.begin_beside(self.loaded.slot, &three(&pages, &places));
+        begun.expect("the batch beside the step was refused");
+        let head = self.loaded.program.head_part();
+        (0..head).for_each(|part| self.loaded.run(part));
+        self.step_of(other);
+        self.loaded.backend.resume_beside(self.loaded.slot).expect("the step beside was not resumed");
+        self.loaded.run(head);
+        let logits = self.loaded.backend.logits(0).expect("the logits beside the step are not finite");
+        assert!(
+            *self.beside.get_or_insert_with(|| logits.clone()) == logits,
+            "the step beside has other logits"
+        );
+    }
+
+    fn first(&self, place: [RecurrentPlace; 1]) -> Vec<RecurrentPlace> {
+        if self.loaded.program.is_recurrent() { place.to_vec() } else { Vec::new() }
     }
 
     /// Drops the sequence.
@@ -127,15 +176,32 @@ impl Runner {
         };
         self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch was refused");
         let head = self.loaded.program.head_part();
-        (0..head).for_each(|part| {
-            self.loaded.run(part);
+        for part in 0..head {
+            while !self.loaded.stretch(part) {
+                if matches!(self.others, Others::Beside(_)) && self.loaded.pauses.is_multiple_of(PAUSES) {
+                    self.make_way();
+                }
+            }
             self.make_way();
-        });
+        }
         self.position += ids.len();
         if logits_rows.is_empty() {
             return None;
         }
         self.loaded.run(head);
         Some(self.loaded.backend.logits(0).expect("the logits are not finite"))
+    }
+}
+
+/// A batch of three tokens.
+fn three<'a>(pages: &'a [u32], recurrent: &'a [RecurrentPlace]) -> StepBatch<'a> {
+    StepBatch {
+        token_ids: &[5, 6, 7],
+        positions: &[0, 1, 2],
+        row_sequences: &[0; 3],
+        page_tables: pages,
+        page_table_stride: pages.len(),
+        logits_rows: &[2],
+        recurrent,
     }
 }

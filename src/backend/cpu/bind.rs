@@ -303,7 +303,8 @@ fn row_value(op: &Op) -> Option<ValueId> {
     }
 }
 
-/// Bytes of a row of a step: its planes, and copies of the widest one as a product's input. These take at most 8 bytes a value.
+/// Bytes of a row of a step: its planes, those of its experts, and copies of the widest one as a product's input. These copies take at
+/// most 8 bytes a value.
 pub fn row_bytes(program: &Program) -> u64 {
     let bound = Bound::of(program, true);
     let planes = bound.planes.iter().filter(|plane| plane.rows == Rows::All);
@@ -311,6 +312,9 @@ pub fn row_bytes(program: &Program) -> u64 {
         let cols = plane.cols as u64;
         (all.saturating_add(cols), cols.max(widest))
     });
+    let of_experts =
+        bound.choices.iter().map(|spec| (spec.used as u64).saturating_mul((spec.ffn + spec.hidden) as u64));
+    let all = of_experts.fold(all, u64::saturating_add);
     all.saturating_mul(4).saturating_add(widest.saturating_mul(8))
 }
 

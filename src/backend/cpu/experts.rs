@@ -94,6 +94,13 @@ impl ChoiceRows {
         self.order.clear();
     }
 
+    /// Gives the memory of the planes back.
+    pub fn release(&mut self) {
+        self.clear();
+        self.gated.release();
+        self.results.release();
+    }
+
     /// Fills the planes with NaN, so that a read before the first write shows.
     pub fn poison(&mut self, rows: usize) {
         let uses = rows * self.spec.used;
@@ -224,7 +231,7 @@ pub fn run(
     until: Instant,
 ) -> Result<Progress, BackendError> {
     let &ExpertSet { experts, biases, choice, activation, from, out } = set;
-    let choice = &mut model.choices[choice];
+    let choice = &mut model.now.choices[choice];
     let (spec, runs) = (choice.spec, choice.runs());
     let absent = |id: &TensorId| !weights.has(*id);
     let missing: Vec<TensorId> =
@@ -234,7 +241,7 @@ pub fn run(
     }
     let Some(&(first, _)) = runs.first() else { return Ok(Progress::Done) };
     let [gate, up, down] = experts.tensors(first);
-    let (planes, acts, order) = (&mut model.values.planes, &mut model.values.acts, &choice.order);
+    let (planes, acts, order) = (&mut model.now.values.planes, &mut model.now.values.acts, &choice.order);
     let (level, uses, input) = (compute.level, order.len(), &planes[from.plane]);
     let view = |id: TensorId| matrix(weights.tensor(id)?);
     let bias = |role: usize, number: u32, width: usize| -> Result<_, BackendError> {
@@ -243,8 +250,8 @@ pub fn run(
         Ok(&all[number as usize * width..][..width])
     };
     // First the columns of gate and up, then those of down.
-    if model.within < spec.ffn {
-        if model.within == 0 {
+    if model.now.within < spec.ffn {
+        if model.now.within == 0 {
             let both = [weights.tensor(up)?, weights.tensor(gate)?];
             let matrices = &both[..if experts.gated { 2 } else { 1 }];
             compute.activate(acts, uses, from.width, matrices, FINE_ABOVE, |index, out| {
@@ -252,7 +259,7 @@ pub fn run(
                 out.copy_from_slice(&row[from.first..][..from.width]);
             });
         }
-        let (gated, stretch) = (&mut choice.gated, Stretch { from: model.within, until });
+        let (gated, stretch) = (&mut choice.gated, Stretch { from: model.now.within, until });
         let left = if experts.gated {
             let gate_up = runs.iter().map(|(number, rows)| {
                 let [gate, up, _] = experts.tensors(*number);
@@ -276,9 +283,9 @@ pub fn run(
         if left.is_some() {
             return Ok(model.stops_at(left));
         }
-        model.within = spec.ffn;
+        model.now.within = spec.ffn;
     }
-    if model.within == spec.ffn {
+    if model.now.within == spec.ffn {
         let gated = &choice.gated;
         compute.activate(acts, uses, spec.ffn, &[weights.tensor(down)?], FINE_ABOVE, |index, out| {
             out.copy_from_slice(gated.row(index));
@@ -290,14 +297,14 @@ pub fn run(
         Ok(Run { rows: rows.clone(), weights: [view(down)?], biases })
     });
     let down = down.collect::<Result<Vec<_>, BackendError>>()?;
-    let (results, stretch) = (&mut choice.results, Stretch { from: model.within - spec.ffn, until });
+    let (results, stretch) = (&mut choice.results, Stretch { from: model.now.within - spec.ffn, until });
     let left = compute.project_runs(&down, acts, spec.hidden, results, stretch, |[result], out| {
         out.copy_from_slice(result);
     })?;
     if let Some(left) = left {
         return Ok(model.stops_at(Some(spec.ffn + left)));
     }
-    add(compute, choice, &mut planes[out.plane], out, model.step.rows());
+    add(compute, choice, &mut planes[out.plane], out, model.now.step.rows());
     choice.clear();
     Ok(model.stops_at(None))
 }

@@ -151,7 +151,7 @@ impl CpuBackend {
     pub fn value(&self, value: ValueId, row: usize) -> Option<Vec<f32>> {
         let model = self.models.get(&self.current?)?;
         let place = model.bound.place(value)?;
-        (row < model.step.rows()).then(|| model.values.row(place, row).to_vec())
+        (row < model.now.step.rows()).then(|| model.now.values.row(place, row).to_vec())
     }
 
     /// Adds an entry to the notes of `info`, such as why the CPU computes.
@@ -159,6 +159,12 @@ impl CpuBackend {
     pub fn with_note(mut self, name: &'static str, text: String) -> Self {
         self.notes.push((name, text));
         self
+    }
+
+    /// A model's step goes on, if it has one.
+    fn resumed(&mut self, slot: ModelSlot, begun: bool) -> Result<(), BackendError> {
+        self.current = begun.then_some(slot);
+        if begun { Ok(()) } else { Err(BackendError::OutOfOrder("no step of the model has begun")) }
     }
 
     /// The model whose step is running, and the compute state.
@@ -255,15 +261,14 @@ impl Backend for CpuBackend {
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Some(model) = self.models.get_mut(&slot) {
             pages.iter().for_each(|&page| model.kv.release(page));
-            // Rows of the step may attend to a released page.
-            model.step.clear();
+            model.end_steps();
         }
     }
 
     fn release_states(&mut self, slot: ModelSlot, states: &[u32]) {
         if let Some(model) = self.models.get_mut(&slot) {
             states.iter().for_each(|&number| model.states.release(number));
-            model.step.clear(); // it may read a released state
+            model.end_steps();
         }
     }
 
@@ -291,10 +296,28 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn begin_beside(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.current = None;
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.begin_beside(batch)?;
+        self.current = Some(slot);
+        Ok(())
+    }
+
+    fn release_values(&mut self, slot: ModelSlot) {
+        if let Some(model) = self.models.get_mut(&slot) {
+            model.release_values();
+        }
+    }
+
     fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
-        let begun = self.models.get(&slot).is_some_and(|model| model.step.rows() > 0);
-        self.current = begun.then_some(slot);
-        if begun { Ok(()) } else { Err(BackendError::OutOfOrder("no step of the model has begun")) }
+        let begun = self.models.get_mut(&slot).is_some_and(OpenModel::resume);
+        self.resumed(slot, begun)
+    }
+
+    fn resume_beside(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        let begun = self.models.get(&slot).is_some_and(OpenModel::is_beside);
+        self.resumed(slot, begun)
     }
 
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
@@ -306,9 +329,9 @@ impl Backend for CpuBackend {
         let level = self.compute.level;
         let model = self.current.and_then(|slot| self.models.get(&slot));
         let model = model
-            .filter(|m| m.has_logits)
+            .filter(|m| m.now.has_logits)
             .ok_or(BackendError::OutOfOrder("there are no logits to sample from"))?;
-        if rows.len() != model.step.logits_rows.len() {
+        if rows.len() != model.now.step.logits_rows.len() {
             return Err(BackendError::Batch(
                 "the number of rows to sample differs from the number of rows with logits",
             ));
@@ -321,16 +344,16 @@ impl Backend for CpuBackend {
         let (_, model) = self.step()?;
         let absent = BackendError::Absent("the step has no such rows of the last layer");
         let layers = model.program.layer_count();
-        let done = model.at.0 >= layers
+        let done = model.now.at.0 >= layers
             && model
                 .bound
                 .parts
                 .get(layers as usize)
-                .is_some_and(|units| model.at.0 > layers || model.at.1 == units.len());
+                .is_some_and(|units| model.now.at.0 > layers || model.now.at.1 == units.len());
         let value = model.program.last_rows().and_then(|last| model.bound.place(last.value));
         match value {
-            Some(place) if done && rows.end as usize <= model.step.rows() => {
-                Ok(rows.flat_map(|row| model.values.row(place, row as usize)).copied().collect())
+            Some(place) if done && rows.end as usize <= model.now.step.rows() => {
+                Ok(rows.flat_map(|row| model.now.values.row(place, row as usize)).copied().collect())
             }
             _ => Err(absent),
         }
@@ -338,7 +361,7 @@ impl Backend for CpuBackend {
 
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let (_, model) = self.step()?;
-        if !model.has_logits || index >= model.step.logits_rows.len() {
+        if !model.now.has_logits || index >= model.now.step.logits_rows.len() {
             return Err(BackendError::Absent("the row has no logits"));
         }
         Ok(model.logits(index).to_vec())

@@ -2,7 +2,7 @@
 
 use super::bind::{Place, RowOp};
 use super::compute::Compute;
-use super::model::OpenModel;
+use super::model::{InFlight, OpenModel};
 use super::norm;
 use super::rope::RopeTable;
 use super::run::{NormWeights, angles};
@@ -39,7 +39,7 @@ pub fn run(
             angles(model, *rope)?;
         }
     }
-    let OpenModel { values, ropes, program, step, .. } = model;
+    let OpenModel { program, now: InFlight { values, ropes, step, .. }, .. } = model;
     let vectors = &mut values.vectors;
     vectors.clear();
     let mut beside = Vec::with_capacity(ops.len());

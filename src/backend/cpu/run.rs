@@ -29,7 +29,7 @@ pub fn run(
     part: u32,
     weights: &Weights<'_>,
 ) -> Result<Progress, BackendError> {
-    let (at, first) = model.at;
+    let (at, first) = model.now.at;
     let done = model.bound.parts.get(at as usize).map_or(0, Vec::len);
     let first = match part {
         _ if part == at && first < done => first,
@@ -40,18 +40,18 @@ pub fn run(
     let until = Instant::now() + compute.slices.pause;
     let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);
     for (number, unit) in units.iter().enumerate().skip(first) {
-        model.at = (part, number);
+        model.now.at = (part, number);
         match run_unit(compute, model, unit, weights, until)? {
             Progress::Done => {}
             stopped => return Ok(stopped),
         }
         if number + 1 < units.len() && Instant::now() >= until {
-            model.at = (part, number + 1);
+            model.now.at = (part, number + 1);
             return Ok(Progress::Paused);
         }
     }
-    model.at = (part, units.len());
-    model.has_logits |= part == model.program.head_part();
+    model.now.at = (part, units.len());
+    model.now.has_logits |= part == model.program.head_part();
     Ok(Progress::Done)
 }
 
@@ -73,11 +73,11 @@ fn run_unit(
         }
         Unit::Gated { input, gate, up, activation, out } => {
             let parts = [projection(weights, gate)?, projection(weights, up)?];
-            if model.within == 0 {
+            if model.now.within == 0 {
                 activate(compute, model, input, &parts, weights)?;
             }
-            let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
-            let stretch = Stretch { from: model.within, until };
+            let (acts, plane) = (&model.now.values.acts, &mut model.now.values.planes[out.plane]);
+            let stretch = Stretch { from: model.now.within, until };
             let left = compute.project_gated(parts, *activation, acts, plane, stretch)?;
             return Ok(model.stops_at(left));
         }
@@ -85,16 +85,16 @@ fn run_unit(
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
         Unit::Attend { state, group, queries, scale, window, both_ways, cap, slopes, sinks, out } => {
-            let stride = model.values.planes[queries.plane].cols();
+            let stride = model.now.values.planes[queries.plane].cols();
             let sinks = small(weights, *sinks)?;
             let mut result =
-                std::mem::replace(&mut model.values.planes[out.plane], super::scratch::Plane::empty());
+                std::mem::replace(&mut model.now.values.planes[out.plane], super::scratch::Plane::empty());
             let problem = Problem {
-                step: &model.step,
-                tiles: model.step.tiles(*group),
+                step: &model.now.step,
+                tiles: model.now.step.tiles(*group),
                 kv: &model.kv,
                 layout: model.kv.layout(*state),
-                queries: &model.values.planes[queries.plane].values()[queries.first..],
+                queries: &model.now.values.planes[queries.plane].values()[queries.first..],
                 stride,
                 group: *group,
                 scale: *scale,
@@ -108,17 +108,17 @@ fn run_unit(
                 pool: &mut compute.pool,
                 workers: &mut compute.workers,
                 slices: compute.slices,
-                stretch: Stretch { from: model.within, until },
+                stretch: Stretch { from: model.now.within, until },
             };
-            let partials = &mut model.partials;
+            let partials = &mut model.now.partials;
             let left = attention::attend(compute.level, &problem, phase, partials, result.values_mut());
-            model.values.planes[out.plane] = result;
+            model.now.values.planes[out.plane] = result;
             return Ok(model.stops_at(left?));
         }
         Unit::Route { logits, bias, choice } => {
             let added = small(weights, *bias)?;
-            let rows = model.step.rows();
-            let (values, choice) = (&model.values, &mut model.choices[*choice]);
+            let rows = model.now.step.rows();
+            let (values, choice) = (&model.now.values, &mut model.now.choices[*choice]);
             choice.choose(rows, &added, |row| values.row(*logits, row));
         }
         Unit::Recur(op) => recur::run(compute, model, op, weights)?,
@@ -150,9 +150,9 @@ fn embed(
 ) -> Result<(), BackendError> {
     let bytes = table.bytes();
     let row_bytes = bytes.len() / model.program.vocab();
-    for row in 0..model.step.rows() {
-        let id = model.step.token_ids[row] as usize;
-        let values = model.values.row_mut(out, row);
+    for row in 0..model.now.step.rows() {
+        let id = model.now.step.token_ids[row] as usize;
+        let values = model.now.values.row_mut(out, row);
         quant::dequantize_row(table.dtype(), &bytes[id * row_bytes..][..row_bytes], values)
             .map_err(|error| BackendError::Internal(error.to_string()))?;
         if scale != 1.0 {
@@ -172,24 +172,24 @@ fn add_row(
     let bytes = table.bytes();
     let row_bytes = bytes.len() / (table.shape().rows() as usize).max(1);
     let mut values = vec![0.0; out.width];
-    for number in 0..model.step.rows() {
+    for number in 0..model.now.step.rows() {
         let at = match row {
-            TableRow::Position => model.step.positions[number] as usize,
+            TableRow::Position => model.now.step.positions[number] as usize,
             TableRow::First => 0,
         };
         let bytes = bytes.get(at * row_bytes..(at + 1) * row_bytes);
         let bytes = bytes.ok_or(BackendError::Batch("a position is past the end of the model's table"))?;
         quant::dequantize_row(table.dtype(), bytes, &mut values)
             .map_err(|error| BackendError::Internal(error.to_string()))?;
-        model.values.row_mut(out, number).iter_mut().zip(&values).for_each(|(x, value)| *x += value);
+        model.now.values.row_mut(out, number).iter_mut().zip(&values).for_each(|(x, value)| *x += value);
     }
     Ok(())
 }
 
 fn take(model: &mut OpenModel, from: Place, out: Place) {
-    for (index, &row) in model.step.logits_rows.iter().enumerate() {
-        let values = model.values.row(from, row as usize).to_vec();
-        model.values.row_mut(out, index).copy_from_slice(&values);
+    for (index, &row) in model.now.step.logits_rows.iter().enumerate() {
+        let values = model.now.values.row(from, row as usize).to_vec();
+        model.now.values.row_mut(out, index).copy_from_slice(&values);
     }
 }
 
@@ -207,9 +207,9 @@ fn activate(
     parts: &[Projection<'_>],
     weights: &Weights<'_>,
 ) -> Result<(), BackendError> {
-    let Values { acts, planes, vectors } = &mut model.values;
+    let Values { acts, planes, vectors } = &mut model.now.values;
     let norm = input.norm.map(|norm| NormWeights::read(&norm, weights, vectors)).transpose()?;
-    let (rows, wanted) = (model.step.rows_of(input.rows), &model.step.logits_rows);
+    let (rows, wanted) = (model.now.step.rows_of(input.rows), &model.now.step.logits_rows);
     let plane = &planes[input.from.plane];
     let matrices: Vec<&DeviceTensor> = parts.iter().map(|part| part.weight).collect();
     let level = compute.level;
@@ -296,15 +296,15 @@ fn product(
     until: Instant,
 ) -> Result<Progress, BackendError> {
     let parts = parts.iter().map(|part| projection(weights, part)).collect::<Result<Vec<_>, _>>()?;
-    if model.step.rows_of(input.rows) == 0 {
+    if model.now.step.rows_of(input.rows) == 0 {
         return Ok(Progress::Done);
     }
-    if model.within == 0 {
+    if model.now.within == 0 {
         activate(compute, model, input, &parts, weights)?;
     }
     let store = if add { Store::Add } else { Store::Replace };
-    let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
-    let left = compute.project(&parts, acts, store, plane, Stretch { from: model.within, until })?;
+    let (acts, plane) = (&model.now.values.acts, &mut model.now.values.planes[out.plane]);
+    let left = compute.project(&parts, acts, store, plane, Stretch { from: model.now.within, until })?;
     Ok(model.stops_at(left))
 }
 
@@ -317,14 +317,14 @@ fn heads(
     until: Instant,
 ) -> Result<Progress, BackendError> {
     let &Unit::Heads { weight, from, part, out, rows } = unit else { return Ok(Progress::Done) };
-    let (weight, rows) = (weights.tensor(weight)?, model.step.rows_of(rows));
+    let (weight, rows) = (weights.tensor(weight)?, model.now.step.rows_of(rows));
     if rows == 0 {
         return Ok(Progress::Done);
     }
     let [head_dim, first, width] = [part.head_dim, part.first, part.width].map(|n| n as usize);
     let heads = from.width / head_dim;
-    let Values { acts, planes, .. } = &mut model.values;
-    if model.within == 0 {
+    let Values { acts, planes, .. } = &mut model.now.values;
+    if model.now.within == 0 {
         let plane = &planes[from.plane];
         // The rows of a head are neighbours, because they meet the same matrix.
         compute.activate(acts, heads * rows, width, &[weight], FINE_ABOVE, |index, values| {
@@ -332,15 +332,15 @@ fn heads(
             values.copy_from_slice(&plane.row(row)[from.first + head * head_dim + first..][..width]);
         });
     }
-    let stretch = Stretch { from: model.within, until };
+    let stretch = Stretch { from: model.now.within, until };
     let left = compute.project_heads(weight, heads, acts, &mut planes[out.plane], stretch)?;
     Ok(model.stops_at(left))
 }
 
 fn store(compute: &mut Compute, model: &mut OpenModel, state: StateId, keys: Place, values: Place) {
     let layout = model.kv.layout(state);
-    let parallel = compute.is_parallel(model.step.rows() * (keys.width + values.width));
-    let (planes, places) = (&model.values.planes, &model.step.places);
+    let parallel = compute.is_parallel(model.now.step.rows() * (keys.width + values.width));
+    let (planes, places) = (&model.now.values.planes, &model.now.step.places);
     let head = |place: Place, row: usize, head: usize| {
         &planes[place.plane].row(row)[place.first + head * layout.head_dim..][..layout.head_dim]
     };
@@ -352,7 +352,7 @@ fn store(compute: &mut Compute, model: &mut OpenModel, state: StateId, keys: Pla
 /// Computes the step's angles at their first use.
 pub fn angles(model: &mut OpenModel, rope: RopeId) -> Result<(), BackendError> {
     let number = rope.0 as usize;
-    if model.ropes[number].is_some() {
+    if model.now.ropes[number].is_some() {
         return Ok(());
     }
     let rope = &model.program.ropes()[number];
@@ -361,8 +361,8 @@ pub fn angles(model: &mut OpenModel, rope: RopeId) -> Result<(), BackendError> {
         append_values(&host(&model.program, id)?, &mut factors)?;
     }
     let mut table = RopeTable::default();
-    table.fill(&rope.spec, rope.factors.map(|_| factors.as_slice()), &model.step.positions);
-    model.ropes[number] = Some(table);
+    table.fill(&rope.spec, rope.factors.map(|_| factors.as_slice()), &model.now.step.positions);
+    model.now.ropes[number] = Some(table);
     Ok(())
 }
 

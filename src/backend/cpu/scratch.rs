@@ -32,6 +32,12 @@ impl Plane {
         Self { memory: None, rows: 0, cols: 0 }
     }
 
+    /// Gives the memory back: all values are zero. Where the kernel has no other mapping to give, they stay.
+    pub fn release(&mut self) {
+        let fresh = self.memory.as_ref().and_then(|memory| Memory::zeroed(memory.len(), false));
+        self.memory = fresh.or_else(|| self.memory.take());
+    }
+
     /// Values per row.
     pub fn cols(&self) -> usize {
         self.cols
@@ -80,6 +86,8 @@ mod tests {
         plane.row_mut(1).fill(2.0);
         let sums: Vec<f32> = (0..3).map(|row| plane.row(row).iter().sum()).collect();
         assert_eq!(sums, [0.0, 10.0, 0.0]);
+        plane.release();
+        assert_eq!(plane.values(), [0.0; 15]);
         assert!(Plane::new("a test", 0, 5).unwrap().values_mut().is_empty());
     }
 

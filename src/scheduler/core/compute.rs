@@ -7,7 +7,6 @@ use super::Core;
 use crate::backend::{BackendError, Sampled};
 use crate::cache::Lookups;
 use crate::lock;
-use crate::model::ModelId;
 use crate::scheduler::handle::Shared;
 use crate::scheduler::masks::{Masked, SLOW, WAIT_ALONE};
 use crate::scheduler::schedule::Schedule;
@@ -56,7 +55,8 @@ enum Stretch {
 
 impl Core {
     pub(super) fn step(&mut self, step: StepPlan) {
-        let mut paused = self.paused.remove(&step.model).unwrap_or_else(|| Paused::new(&mut self.arrays));
+        let kept = if step.resumed { self.paused.remove(&(step.model, step.beside)) } else { None };
+        let mut paused = kept.unwrap_or_else(|| Paused::new(&mut self.arrays));
         let Some(hosted) = self.device.models.get(step.model) else { return };
         let model = Arc::clone(&hosted.model);
         if let Err(error) = model.files.check_unchanged() {
@@ -64,6 +64,9 @@ impl Core {
         }
         let (begun, before, switched) = (lock::now(), self.device.residency.counters(), step.switched);
         paused.waited += paused.waits.take().map_or(Duration::ZERO, |since| begun - since);
+        if switched {
+            self.release_values_but(step.model);
+        }
         self.in_step = Some(step);
         let result = self.compute(&mut paused);
         let lookups = self.device.residency.counters().since(&before);
@@ -84,8 +87,8 @@ impl Core {
         if let Ok(Stretch::Suspended(part) | Stretch::Waits(part)) = result {
             paused.part = part;
             paused.waits = matches!(result, Ok(Stretch::Waits(_))).then(lock::now);
-            self.schedule.suspend(step.clone());
-            self.paused.insert(step.model, paused);
+            self.schedule.suspend(step.clone(), time);
+            self.paused.insert((step.model, step.beside), paused);
             return;
         }
         tracing::trace!(
@@ -102,6 +105,7 @@ impl Core {
             self.schedule.observe(&step, paused.time);
         }
         self.arrays = paused.arrays;
+        self.values.left(&step, now);
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }
@@ -157,6 +161,7 @@ impl Core {
             backend: self.device.backend.as_mut(),
             residency: &mut self.device.residency,
             model: step.model,
+            beside: step.beside,
             parts: model.plan.program.part_count(),
             slot,
             heartbeat: &shared.heartbeat,
@@ -194,12 +199,8 @@ impl Core {
 
     /// Gives the memory of freed KV pages back, except where a suspended step may still write them.
     pub(super) fn release_freed(&mut self) {
-        let suspended: Vec<ModelId> = self.paused.keys().copied().collect();
-        for model in suspended {
-            if self.schedule.drop_unwanted(model) {
-                self.paused.remove(&model);
-            }
-        }
+        self.schedule.drop_unwanted();
+        self.paused.retain(|(model, beside), _| self.schedule.has_suspended(*model, *beside));
         self.device.release_freed(&mut self.schedule);
     }
 

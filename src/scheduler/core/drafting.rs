@@ -172,6 +172,7 @@ impl Core {
         let device = StepDevice {
             backend: self.device.backend.as_mut(),
             residency: &mut self.device.residency,
+            beside: false,
             model: model.id,
             parts: model.plan.program.part_count(),
             slot,

@@ -76,6 +76,7 @@ impl Core {
         }
         self.housekept = now;
         self.device.clear_strays();
+        self.release_old_values(now);
         self.expire_idle(now);
         if self.schedule.is_empty() && self.device.loads.is_empty() {
             self.device.backend.trim();

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::device::Device;
 use super::drafter::Drafter;
 use super::engine::Factory;
-use super::facts::Facts;
+use super::facts::{Facts, VALUES_BYTES};
 use super::handle::Shared;
 use super::masks::MaskPool;
 use super::paging::Paging;
@@ -40,6 +40,7 @@ pub(super) mod orders;
 mod recovery;
 mod report;
 mod restores;
+mod values;
 
 /// Longest time between two heartbeats.
 const IDLE_WAKE: Duration = Duration::from_secs(1);
@@ -65,8 +66,10 @@ pub(super) struct Core {
     arrays: StepArrays,
     counters: Counters,
     rates: Rates,
-    /// Suspended steps, beside those of the schedule.
-    paused: BTreeMap<ModelId, compute::Paused>,
+    /// Suspended steps, beside those of the schedule, by model and whether they run beside another.
+    paused: BTreeMap<(ModelId, bool), compute::Paused>,
+    /// Values of the last step of each model, where they still take memory.
+    values: values::Kept,
     /// Pages of weights that steps read in place.
     paging: Paging,
     /// Computes masks of next tokens.
@@ -111,6 +114,7 @@ impl Core {
             counters: Counters::default(),
             rates: Rates::default(),
             paused: BTreeMap::new(),
+            values: values::Kept::default(),
             paging,
             masks,
             in_step: None,
@@ -296,11 +300,10 @@ impl Core {
     fn submit(&mut self, job: Job) {
         let (model, facts) = (&job.model, self.shared.facts());
         let program = &model.plan.program;
-        let (page_bytes, state_bytes) = (facts.page_bytes(program), facts.state_bytes(program));
+        let sizes = facts.sizes_of(program);
         self.device.enter(model, lock::now());
         self.device.models.begun(model.id);
-        let rows_max = u32::try_from(facts.limits_of(program).rows).unwrap_or(u32::MAX);
-        let mut sequence = Sequence::of(job, page_bytes, state_bytes, rows_max);
+        let mut sequence = Sequence::of(job, sizes);
         sequence.drafter = self.drafter_of(&sequence, &facts);
         self.schedule.submit(sequence);
     }
@@ -380,6 +383,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     Limits {
         rows_max: count(facts.limits.rows),
         suspends: facts.suspends,
+        values_bytes: VALUES_BYTES,
         sequences_max: count(facts.limits.wanted_rows),
         kv_budget_bytes: facts.kv_budget_bytes,
         kv_user_bytes: facts.kv_user_bytes,

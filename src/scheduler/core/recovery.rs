@@ -26,7 +26,7 @@ impl Core {
                 for work in &step.work {
                     self.fail(work.id, JobError::Panicked(text.clone()));
                 }
-                self.paused.remove(&step.model);
+                self.paused.retain(|(model, _), _| *model != step.model);
                 self.schedule.rewind(step.model);
                 self.send_ended();
             }))

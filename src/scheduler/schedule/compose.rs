@@ -5,6 +5,7 @@
 //! nothing. Where several users have work, a step is short. It takes as many rows as fit into [`QUANTUM`], or into the
 //! time that reading the weights takes anyway. Users share these rows equally. Of a user, decoding sequences go before
 //! prompts, and those of the connection with the least device time before others. Higher priorities lead.
+//! A user alone has long steps where another one can run beside them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +19,7 @@ use crate::scheduler::sequence::{Request, Sequence};
 
 /// Time for the rows of one step where several users have work.
 pub(in crate::scheduler) const QUANTUM: Duration = Duration::from_millis(40);
-/// The same for a user alone, where a step makes way for another user that comes.
+/// The same for a user alone, where a step makes way for others that come.
 const QUANTUM_ALONE: Duration = Duration::from_secs(1);
 /// The same where it cannot: another user waits for all of it.
 const QUANTUM_WHOLE: Duration = Duration::from_millis(100);
@@ -58,12 +59,12 @@ impl<A> Schedule<A> {
         let model = self.next_turn(leader, now)?;
         self.look_at_connections();
         let switched = self.turn.replace(model) != Some(model);
-        if let Some(step) = self.suspended.remove(&model) {
-            self.turns.insert((leader, model), self.steps);
-            return Some(StepPlan { switched, resumed: true, ..step });
+        let beside = self.set_aside(leader, model);
+        if !beside && self.is_suspended(model) {
+            return self.resume(leader, model, switched);
         }
-        let of_model = |at: &usize| self.running[*at].request.model == model;
-        for at in (0..self.running.len()).filter(of_model).collect::<Vec<_>>() {
+        let joins = |at: &usize| self.running[*at].request.model == model && self.joins(&self.running[*at]);
+        for at in (0..self.running.len()).filter(joins).collect::<Vec<_>>() {
             self.attach(at); // another sequence may have computed more of its prompt meanwhile
         }
         let (mut rows, goal) = self.rows_of_users(model, now);
@@ -83,12 +84,26 @@ impl<A> Schedule<A> {
                 work.push(planned);
             }
         }
+        if work.is_empty() && beside {
+            return self.resume(leader, model, switched);
+        }
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
-        self.add_drafts(model, &mut work, now);
+        if !beside {
+            self.add_drafts(model, &mut work, now);
+        }
+        let bytes = self.bytes_of(model, &work);
         // Work is empty only if the last sequence went to the queue.
-        (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
+        let step = (!work.is_empty()).then_some(StepPlan::of(model, work, switched, goal));
+        step.map(|step| StepPlan { beside, bytes, ..step })
+    }
+
+    /// Goes on with the suspended step of a model: first with the one that is beside another.
+    fn resume(&mut self, leader: u32, model: ModelId, switched: bool) -> Option<StepPlan> {
+        self.turns.insert((leader, model), self.steps);
+        let step = self.suspended_beside.remove(&model).or_else(|| self.suspended.remove(&model))?;
+        Some(StepPlan { switched, resumed: true, ..step })
     }
 
     /// Most rows of a sequence in this step, of the `left` that its user has; `None` if it waits for another step. A text of an
@@ -101,8 +116,8 @@ impl<A> Schedule<A> {
             return Some(if sequence.request.whole { sequence.pending() } else { left });
         }
         let planned: u32 = work.iter().map(|work| work.rows).sum();
-        let fits =
-            sequence.pending() <= left && planned.saturating_add(sequence.pending()) <= self.limits.rows_max;
+        let most = self.rows_max_of(sequence.request.model);
+        let fits = sequence.pending() <= left && planned.saturating_add(sequence.pending()) <= most;
         fits.then_some(left)
     }
 
@@ -165,7 +180,7 @@ impl<A> Schedule<A> {
     fn rows_of_users(&self, model: ModelId, now: Instant) -> (BTreeMap<u32, u32>, Option<Duration>) {
         let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
         let mut answers: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
-        for sequence in self.running.iter().filter(|s| s.request.model == model && self.takes_part(s)) {
+        for sequence in self.running.iter().filter(|s| s.request.model == model && self.joins(s)) {
             let rows = wanted.entry(sequence.request.uid).or_default();
             *rows = rows.saturating_add(sequence.pending());
             let (decoding, waiting) = answers.entry(sequence.request.uid).or_default();
@@ -182,7 +197,8 @@ impl<A> Schedule<A> {
         // Rows that cost next to nothing would give users of different shares the same tokens.
         let largest = near.keys().map(|uid| self.accounts.share(*uid)).max().unwrap_or(0);
         ahead.retain(|uid, _| self.accounts.share(*uid) >= largest);
-        let contended = self.contended.is_some_and(|until| now < until);
+        // A step beside a suspended one is short: the two take turns.
+        let contended = self.contended.is_some_and(|until| now < until) || !self.aside.is_empty();
         let mut near = near;
         if let Some(e) = estimate.filter(|_| users > SHORT_TURNS) {
             // A turn is short beside a user's share of ten seconds, which is 300 ms among 32 users.
@@ -211,10 +227,13 @@ impl<A> Schedule<A> {
         (rows, goal)
     }
 
-    /// Most rows of a decoder's step of a model with running sequences.
+    /// Most rows of a decoder's step of a model with running sequences. Their values fit beside those of suspended steps.
     pub(super) fn rows_max_of(&self, model: ModelId) -> u32 {
         let of_model = self.running.iter().find(|s| s.request.model == model);
-        of_model.map_or(u32::MAX, |s| s.request.rows_max).min(self.limits.rows_max).max(1)
+        let Some(Request { rows_max, row_bytes, .. }) = of_model.map(|s| &s.request) else { return 1 };
+        let room = self.room_for_values(0).checked_div(*row_bytes);
+        let room = room.map_or(u32::MAX, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
+        self.limits.rows_max.min(*rows_max).min(room).max(1)
     }
 
     /// At most `most` of these users, those with the least device time. Rows that do not suffice for all would go to the same
@@ -229,7 +248,7 @@ impl<A> Schedule<A> {
     /// come first, then prompts; those of the connection with the least device time lead. If a user has fewer rows than
     /// decoding sequences, its connections take turns, and of a connection those that were served longest ago go first.
     fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<SequenceId> {
-        let of_model = |s: &Sequence<A>| s.request.model == model && self.takes_part(s);
+        let of_model = |s: &Sequence<A>| s.request.model == model && self.joins(s);
         let mut decoding: BTreeMap<u32, u32> = BTreeMap::new();
         for sequence in self.running.iter().filter(|s| of_model(s) && s.decodes()) {
             *decoding.entry(sequence.request.uid).or_default() += 1;
@@ -258,6 +277,9 @@ impl<A> Schedule<A> {
             *users.entry(work.uid).or_default() += 1;
         }
         let estimate = self.costs.get(&step.model).and_then(super::Cost::estimate);
+        if let Some(suspended) = self.suspended.get_mut(&step.model).filter(|_| step.beside) {
+            suspended.turns.beside = suspended.turns.beside.saturating_add(time);
+        }
         let mut charged = BTreeMap::new();
         let fixed = estimate.map_or(0.0, |e| e.fixed / (e.fixed + e.row * rows).max(1e-9)).clamp(0.0, 1.0);
         for work in &step.work {
@@ -287,14 +309,25 @@ impl<A> Schedule<A> {
         }
     }
 
-    /// True if a step in progress should make way after this time. Then another model's sequence has more right to the
-    /// device, or a sequence waits for a place.
+    /// True if a step in progress should make way after this time. Then another sequence has more right to the device, or one
+    /// waits for a place. A step beside a suspended one makes way for other models alone.
     pub fn is_due(&self, step: &StepPlan, time: Duration) -> bool {
         let spent =
             step.work.iter().map(|work| self.accounts.after(work.uid, time)).min().unwrap_or_default();
-        let others = self.running.iter().filter(|s| self.can_run(s) && s.request.model != step.model);
-        let mut others = others.map(|s| s.request.uid).filter(|uid| step.work.iter().all(|w| w.uid != *uid));
-        others.any(|uid| self.accounts.of(uid) < spent) || !self.queue.is_empty()
+        let mut others = self.running.iter().filter(|s| {
+            let beside = s.request.model == step.model;
+            if beside {
+                !step.beside && self.goes_beside(step, s)
+            } else {
+                self.can_run(s) && self.has_room(s, step.bytes)
+            }
+        });
+        let of_step = |uid: u32| step.work.iter().any(|work| work.uid == uid);
+        let has_right = |s: &Sequence<A>| match of_step(s.request.uid) {
+            true => s.request.model == step.model && step.turns.beside <= step.turns.own.saturating_add(time),
+            false => self.accounts.of(s.request.uid) < spent,
+        };
+        others.any(has_right) || !self.queue.is_empty()
     }
 }
 
@@ -314,7 +347,7 @@ fn ranked<A>(order: Vec<&Sequence<A>>) -> Vec<&Sequence<A>> {
     order.iter().filter_map(|s| of_users.get_mut(&s.request.uid)?.next()).collect()
 }
 
-/// Most rows of a step. `suspends`: it makes way for another user.
+/// Most rows of a step. `suspends`: it makes way for others.
 pub(super) fn row_limit(estimate: Option<Estimate>, contended: bool, suspends: bool) -> u32 {
     let (quantum, reads) = match suspends {
         true => (QUANTUM_ALONE, WEIGHTS_READS_ALONE),

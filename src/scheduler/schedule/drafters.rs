@@ -67,7 +67,7 @@ impl<A> Schedule<A> {
             }
             work.push(planned);
         }
-        (!work.is_empty()).then_some(StepPlan { model, work, switched: false, resumed: false, goal: None })
+        (!work.is_empty()).then_some(StepPlan::of(model, work, false, None))
     }
 
     /// The rows of one sequence, with pages for them; `None` if there are no more to draft, or no pages.

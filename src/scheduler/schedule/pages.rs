@@ -67,6 +67,9 @@ impl<A> Schedule<A> {
                 (false, true) => self.kv.take(model, uid),
                 (false, false) => self.kv.take_state(model, uid),
             };
+            if taken.is_none() && !self.aside.is_empty() {
+                return None; // the suspended step still writes the pages that others would give up
+            }
             if taken.is_none() && self.release_drafters(full.then_some(uid)) {
                 continue;
             }

@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use super::memory::Memory;
 pub use super::memory::page_bytes;
 use super::states::{States, words_of};
+use super::step::Step;
 pub use super::tokens::*;
 use crate::backend::*;
 use crate::program::{Op, Program, TensorId};
@@ -59,6 +60,7 @@ struct State {
     /// Time of each part, by slot.
     part_times: HashMap<u32, Duration>,
     suspensions: usize,
+    beside: usize,
     /// Pages copied so far.
     copies: usize,
     /// Weights are read in the mapped file.
@@ -227,6 +229,11 @@ impl Control {
         self.0.0.lock().copies
     }
 
+    /// How many steps began beside a suspended one.
+    pub fn beside(&self) -> usize {
+        self.0.0.lock().beside
+    }
+
     /// How often a step was suspended.
     pub fn suspensions(&self) -> usize {
         self.0.0.lock().suspensions
@@ -260,20 +267,6 @@ impl Control {
     }
 }
 
-struct Step {
-    slot: ModelSlot,
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    sequences: Vec<u32>,
-    tables: Vec<u32>,
-    stride: usize,
-    logits: Vec<u32>,
-    /// Parts run so far, to check their order.
-    parts: Vec<u32>,
-    /// Pauses of the current part so far.
-    paused: u32,
-}
-
 struct Fake {
     control: Control,
     /// The step in progress.
@@ -282,6 +275,50 @@ struct Fake {
 }
 
 impl Fake {
+    fn resume(&mut self, slot: ModelSlot, beside: bool) -> Result<(), BackendError> {
+        let at = self.suspended.iter().position(|step| step.slot == slot && step.beside == beside);
+        let at = at.ok_or(BackendError::OutOfOrder("no step of the model was suspended"))?;
+        self.step = Some(self.suspended.remove(at));
+        Ok(())
+    }
+
+    fn begin(&mut self, slot: ModelSlot, batch: &StepBatch<'_>, beside: bool) -> Result<(), BackendError> {
+        self.control.1.step_over();
+        let mut state = self.control.0.0.lock();
+        while state.allowed.is_some_and(|allowed| state.steps >= allowed) {
+            state.held = true;
+            self.control.0.1.notify_all();
+            self.control.0.1.wait(&mut state);
+        }
+        state.held = false;
+        state.steps += 1;
+        state.rows += batch.token_ids.len();
+        state.tell_time(Some((slot, batch.token_ids.len())));
+        let (_, limits) = state.slots.get(&slot.0).expect("the slot is open");
+        assert!(batch.token_ids.len() <= limits.rows && batch.logits_rows.len() <= limits.wanted_rows);
+        assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);
+        let step = Step::of(slot, batch, beside);
+        let written: Vec<u32> =
+            (0..step.tokens.len()).map(|row| step.page(row, step.positions[row])).collect();
+        state.give_memory(slot, &written, &self.control.1)?;
+        let mut writers: HashMap<u32, u32> = HashMap::new();
+        for row in 0..step.tokens.len() {
+            let position = step.positions[row];
+            let writer = *writers.entry(step.page(row, position)).or_insert(step.sequences[row]);
+            assert_eq!(writer, step.sequences[row], "two sequences write a page");
+            let page = state.pages.entry((slot.0, step.page(row, position))).or_default();
+            page[position as usize % KV_PAGE_TOKENS] = Some(step.tokens[row]);
+        }
+        let State { states, pages, .. } = &mut *state;
+        let token = |row: usize, position: u32| {
+            pages.get(&(slot.0, step.page(row, position)))?[position as usize % KV_PAGE_TOKENS]
+        };
+        states.step((slot.0, &self.control.1), batch, token)?;
+        drop(state);
+        self.step = Some(step);
+        Ok(())
+    }
+
     fn attention(&self, layer: u32) {
         let hook = self.control.0.0.lock().in_attention.take_if(|(at, _)| *at == layer);
         if let Some((_, Hook(hook))) = hook {
@@ -303,13 +340,6 @@ fn tensors_of(op: &Op) -> Vec<TensorId> {
             [Some(weight), bias].into_iter().flatten().collect()
         }
         _ => Vec::new(),
-    }
-}
-
-impl Step {
-    fn page(&self, row: usize, position: u32) -> u32 {
-        let sequence = self.sequences[row] as usize;
-        self.tables[sequence * self.stride + position as usize / KV_PAGE_TOKENS]
     }
 }
 
@@ -459,51 +489,15 @@ impl Backend for Fake {
     }
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
-        self.control.1.step_over();
-        self.suspended.retain(|step| step.slot != slot); // the new step replaces one that was given up
-        let mut state = self.control.0.0.lock();
-        while state.allowed.is_some_and(|allowed| state.steps >= allowed) {
-            state.held = true;
-            self.control.0.1.notify_all();
-            self.control.0.1.wait(&mut state);
-        }
-        state.held = false;
-        state.steps += 1;
-        state.rows += batch.token_ids.len();
-        state.tell_time(Some((slot, batch.token_ids.len())));
-        let (_, limits) = state.slots.get(&slot.0).expect("the slot is open");
-        assert!(batch.token_ids.len() <= limits.rows && batch.logits_rows.len() <= limits.wanted_rows);
-        assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);
-        let step = Step {
-            slot,
-            tokens: batch.token_ids.to_vec(),
-            positions: batch.positions.to_vec(),
-            sequences: batch.row_sequences.to_vec(),
-            tables: batch.page_tables.to_vec(),
-            stride: batch.page_table_stride,
-            logits: batch.logits_rows.to_vec(),
-            parts: Vec::new(),
-            paused: 0,
-        };
-        let written: Vec<u32> =
-            (0..step.tokens.len()).map(|row| step.page(row, step.positions[row])).collect();
-        state.give_memory(slot, &written, &self.control.1)?;
-        let mut writers: HashMap<u32, u32> = HashMap::new();
-        for row in 0..step.tokens.len() {
-            let position = step.positions[row];
-            let writer = *writers.entry(step.page(row, position)).or_insert(step.sequences[row]);
-            assert_eq!(writer, step.sequences[row], "two sequences write a page");
-            let page = state.pages.entry((slot.0, step.page(row, position))).or_default();
-            page[position as usize % KV_PAGE_TOKENS] = Some(step.tokens[row]);
-        }
-        let State { states, pages, .. } = &mut *state;
-        let token = |row: usize, position: u32| {
-            pages.get(&(slot.0, step.page(row, position)))?[position as usize % KV_PAGE_TOKENS]
-        };
-        states.step((slot.0, &self.control.1), batch, token)?;
-        drop(state);
-        self.step = Some(step);
-        Ok(())
+        self.suspended.retain(|step| step.slot != slot); // the new step replaces those that were given up
+        self.begin(slot, batch, false)
+    }
+
+    fn begin_beside(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.suspended.retain(|step| step.slot != slot || !step.beside);
+        assert!(self.suspended.iter().any(|step| step.slot == slot), "there is a suspended step");
+        self.control.0.0.lock().beside += 1;
+        self.begin(slot, batch, true)
     }
 
     fn parts_ahead(&self) -> usize {
@@ -517,10 +511,11 @@ impl Backend for Fake {
     }
 
     fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
-        let at = self.suspended.iter().position(|step| step.slot == slot);
-        let at = at.ok_or(BackendError::OutOfOrder("no step of the model was suspended"))?;
-        self.step = Some(self.suspended.remove(at));
-        Ok(())
+        self.resume(slot, false)
+    }
+
+    fn resume_beside(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        self.resume(slot, true)
     }
 
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {

@@ -19,6 +19,7 @@ mod schedules;
 mod sharing;
 mod shift;
 mod states;
+mod step;
 mod swap;
 mod text;
 mod tokens;

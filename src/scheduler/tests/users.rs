@@ -189,3 +189,37 @@ fn users_models_and_cancels_at_random_change_no_token() {
     assert!(done >= 40 && rig.control.suspensions() > 0, "{done} {}", rig.control.suspensions());
     rig.assert_empty();
 }
+
+#[test]
+fn sequences_beside_suspended_ones_of_their_model_get_their_tokens() {
+    // Also with hardly any pages, where sequences are parked.
+    for kv_budget_bytes in [1 << 40, 40 * 5 * 4 * 8 * 1000] {
+        let control = Control::default();
+        control.read_in_place();
+        let rig =
+            Rig::with(control, EngineOptions { kv_budget_bytes, rows_max: Some(64), ..Default::default() });
+        let other = open(2, &kept_model());
+        rig.control.slow_down(1, Duration::from_millis(6));
+        rig.control.slow_down(2, Duration::from_millis(2));
+        let mut asked = Vec::new();
+        for i in 0..50u32 {
+            let (user, model) =
+                ((1 + i * 7 % 3, u64::from(i % 2)), if i % 5 == 4 { &other } else { &rig.model });
+            asked.push((i, rig.ask_on(user, model, &prompt(i, 5 + i * 37 % 200), 2 + i % 7)));
+            if i % 6 == 5 {
+                rig.handle().cancel(asked[(i as usize * 11) % asked.len()].1.id);
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(i * 13 % 50)));
+        }
+        for (i, asked) in asked {
+            let (answer, prompt) = (asked.finish(), prompt(i, 5 + i * 37 % 200));
+            assert_eq!(answer.ids, expected(&prompt, answer.ids.len()), "sequence {i}");
+            match &answer.end {
+                Some(Ok(_)) => assert_eq!(answer.ids.len(), 2 + i as usize % 7),
+                end => assert!(matches!(end, Some(Err(JobError::Cancelled))), "{end:?}"),
+            }
+        }
+        assert!(rig.control.beside() >= 5, "{} steps of {}", rig.control.beside(), rig.control.suspensions());
+        rig.assert_empty();
+    }
+}

@@ -11,7 +11,7 @@ use rows::{DeltaRow, ScanRow};
 
 use super::bind::Place;
 use super::compute::{Compute, append_values};
-use super::model::{OpenModel, Values};
+use super::model::{InFlight, OpenModel, Values};
 use super::row_ops::activate;
 use super::scratch::Plane;
 use super::simd::Level;
@@ -137,9 +137,9 @@ pub fn run(
     weights: &Weights<'_>,
 ) -> Result<(), BackendError> {
     let out = recur.out();
-    let mut plane = std::mem::replace(&mut model.values.planes[out.plane], Plane::empty());
+    let mut plane = std::mem::replace(&mut model.now.values.planes[out.plane], Plane::empty());
     let done = run_into(compute, model, recur, weights, &mut plane);
-    model.values.planes[out.plane] = plane;
+    model.now.values.planes[out.plane] = plane;
     done
 }
 
@@ -151,7 +151,7 @@ fn run_into(
     plane: &mut Plane,
 ) -> Result<(), BackendError> {
     let recurrence = Recurrence::of(recur, weights)?;
-    let OpenModel { states, step, values, .. } = model;
+    let OpenModel { states, now: InFlight { step, values, .. }, .. } = model;
     let changes = states.changes(recur.state(), &step.recurrent)?;
     let each = changes.first().map_or(0, |(_, after)| after.len());
     let parallel = compute.is_parallel(step.rows() * each);

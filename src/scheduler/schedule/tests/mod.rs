@@ -7,6 +7,7 @@ use crate::model::embedding::Pooling;
 use crate::scheduler::sequence::Request;
 use crate::scheduler::tests::of_all_threads;
 
+mod beside;
 mod drafts;
 mod priorities;
 mod users;
@@ -18,6 +19,7 @@ fn limits() -> Limits {
     Limits {
         rows_max: 8,
         suspends: true,
+        values_bytes: u64::MAX,
         sequences_max: 4,
         kv_budget_bytes: 1 << 20,
         kv_user_bytes: 1 << 20,
@@ -46,6 +48,7 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
         drafts: 0,
         alike: 0,
         rows_max: u32::MAX,
+        row_bytes: 0,
         whole: false,
     }
 }
@@ -274,6 +277,7 @@ impl Rules {
         let limits = Limits {
             rows_max,
             suspends: seed.is_multiple_of(2),
+            values_bytes: u64::MAX,
             sequences_max: 1 + random.below(12) as u32,
             kv_budget_bytes: (8 + random.below(40)) << 10,
             kv_user_bytes: u64::MAX,

@@ -5,34 +5,37 @@ use crate::scheduler::schedule::admission::PATIENCE;
 
 /// Time of the simulated device's steps.
 #[derive(Clone, Copy)]
-struct Speed {
-    fixed: Duration,
-    row: Duration,
-    parts: u32,
+pub(super) struct Speed {
+    pub fixed: Duration,
+    pub row: Duration,
+    pub parts: u32,
 }
 
 /// A processor of a few cores with a small model: rows cost more than weights.
-const CPU: Speed = Speed { fixed: Duration::from_millis(5), row: Duration::from_micros(1500), parts: 30 };
+pub(super) const CPU: Speed =
+    Speed { fixed: Duration::from_millis(5), row: Duration::from_micros(1500), parts: 30 };
 /// A GPU: rows cost next to nothing.
 const GPU: Speed = Speed { fixed: Duration::from_millis(8), row: Duration::from_micros(100), parts: 30 };
 
-struct Device {
-    schedule: Schedule<()>,
-    now: Instant,
+pub(super) struct Device {
+    pub schedule: Schedule<()>,
+    pub now: Instant,
     /// Speed by model.
-    speeds: BTreeMap<ModelId, Speed>,
+    pub speeds: BTreeMap<ModelId, Speed>,
     /// Device time of each user, by rows beside an equal part of the weights.
     times: BTreeMap<u32, Duration>,
     /// Parts that suspended steps have run.
-    suspended: BTreeMap<ModelId, (u32, Duration)>,
+    suspended: BTreeMap<(ModelId, bool), (u32, Duration)>,
     /// When each sequence ended.
-    ended: BTreeMap<u64, Instant>,
+    pub ended: BTreeMap<u64, Instant>,
+    /// When a command comes that a step makes way for.
+    pub interrupt: Option<Instant>,
     parked: usize,
     next_id: u64,
 }
 
 impl Device {
-    fn new(speed: Speed) -> Self {
+    pub fn new(speed: Speed) -> Self {
         Self::with_reuse(speed, Reuse::User)
     }
 
@@ -45,31 +48,42 @@ impl Device {
             times: BTreeMap::new(),
             suspended: BTreeMap::new(),
             ended: BTreeMap::new(),
+            interrupt: None,
             parked: 0,
             next_id: 1,
         }
     }
 
-    fn set_budget(&mut self, bytes: u64) {
+    pub fn set_budget(&mut self, bytes: u64) {
         (self.schedule.limits.kv_budget_bytes, self.schedule.kv.budget_bytes) = (bytes, bytes);
     }
 
-    fn ask(&mut self, uid: u32, model: u64, prompt: u32, answer: u32) -> SequenceId {
+    pub fn ask(&mut self, uid: u32, model: u64, prompt: u32, answer: u32) -> SequenceId {
         self.ask_on((uid, 1), model, prompt, answer)
     }
 
-    fn ask_on(&mut self, (uid, connection): (u32, u64), model: u64, prompt: u32, answer: u32) -> SequenceId {
+    pub fn ask_on(
+        &mut self,
+        (uid, connection): (u32, u64),
+        model: u64,
+        prompt: u32,
+        answer: u32,
+    ) -> SequenceId {
+        self.ask_as(Request { uid, connection, ..request(0, model, prompt, prompt + answer) })
+    }
+
+    pub fn ask_as(&mut self, request: Request) -> SequenceId {
         let id = self.next_id;
         self.next_id += 1;
-        let request =
-            Request { uid, connection, credit: u32::MAX, ..request(id, model, prompt, prompt + answer) };
-        let sequence = Sequence::new(request, vec![id as u32; prompt as usize], ());
+        let request = Request { id: SequenceId(id), credit: u32::MAX, ..request };
+        let prompt = vec![id as u32; request.prompt_tokens as usize];
+        let sequence = Sequence::new(request, prompt, ());
         self.schedule.submit(Sequence { queued: Some(self.now), ..sequence });
         SequenceId(id)
     }
 
     /// One turn of the engine, as `Core` does it.
-    fn turn(&mut self) {
+    pub fn turn(&mut self) {
         self.parked += self.schedule.admit(self.now).parked.len();
         let Some(step) = self.schedule.next_step(self.now) else {
             self.now += Duration::from_millis(1);
@@ -77,13 +91,19 @@ impl Device {
         };
         let speed = self.speeds[&step.model];
         let whole = speed.fixed + speed.row * step.rows();
-        let (first, before) = self.suspended.remove(&step.model).filter(|_| step.resumed).unwrap_or_default();
+        let kept = if step.resumed { self.suspended.remove(&(step.model, step.beside)) } else { None };
+        let (first, before) = kept.unwrap_or_default();
         let mut time = Duration::ZERO;
         for part in first..speed.parts {
-            if part > first && time >= Duration::from_millis(20) && self.schedule.is_due(&step, time) {
-                self.suspended.insert(step.model, (part, before + time));
+            let comes = self.interrupt.is_some_and(|at| self.now + time >= at);
+            if part > first
+                && time >= Duration::from_millis(20)
+                && (comes || self.schedule.is_due(&step, time))
+            {
+                self.interrupt = self.interrupt.filter(|_| !comes);
+                self.suspended.insert((step.model, step.beside), (part, before + time));
                 self.account(&step, time, speed);
-                return self.schedule.suspend(step);
+                return self.schedule.suspend(step, time);
             }
             time += whole / speed.parts;
         }
@@ -111,7 +131,7 @@ impl Device {
         }
     }
 
-    fn run_for(&mut self, time: Duration) {
+    pub fn run_for(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
             self.turn();
@@ -119,7 +139,7 @@ impl Device {
     }
 
     /// Time of a request of 16 prompt tokens and 8 of an answer.
-    fn short_request(&mut self, uid: u32, model: u64) -> Duration {
+    pub fn short_request(&mut self, uid: u32, model: u64) -> Duration {
         let (id, begun) = (self.ask(uid, model, 16, 8), self.now);
         while !self.ended.contains_key(&id.0) {
             self.turn();
