@@ -2,7 +2,8 @@
 //!
 //! A step of a user alone may take seconds on a CPU. A newcomer on the same model does not wait for it: the step is suspended, and
 //! the newcomer's short steps run meanwhile. Between users their accounts say whose turn it is. Of one user, the suspended step and
-//! the steps beside it get equal time.
+//! the steps beside it get equal time. A newcomer that needs longer than the rest of the step waits for that: short steps read the
+//! weights more often.
 //!
 //! The suspended step still writes the pages of its sequences. So nobody takes pages from these meanwhile. Where one of them has
 //! ended or was parked, its pages are free for others. Then no step begins before the suspended one has ended.
@@ -10,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::compose::{QUANTUM, row_limit};
+use super::compose::{QUANTUM, QUANTUM_WHOLE, row_limit};
 use super::{Schedule, StepPlan, Turns, Work};
 use crate::model::ModelId;
 use crate::scheduler::sequence::{Request, Sequence};
@@ -31,7 +32,7 @@ impl<A> Schedule<A> {
         let step = self.suspended.get(&model).filter(|_| !self.suspended_beside.contains_key(&model));
         let Some(step) = step else { return false };
         let of_leader = |s: &&Sequence<A>| s.request.uid == leader && s.request.model == model;
-        let comes = self.running.iter().filter(of_leader).any(|s| self.goes_beside(step, s));
+        let comes = self.running.iter().filter(of_leader).any(|s| self.goes_beside(step, step.turns.own, s));
         let leads = step.work.iter().any(|work| work.uid == leader);
         if comes && (!leads || step.turns.beside <= step.turns.own) {
             self.aside = step.work.iter().map(|work| work.id).collect();
@@ -44,8 +45,9 @@ impl<A> Schedule<A> {
         self.takes_part(sequence) && !self.aside.contains(&sequence.request.id)
     }
 
-    /// True if a short step could take rows of an admitted sequence while this step of its model is suspended.
-    pub(super) fn goes_beside(&self, step: &StepPlan, sequence: &Sequence<A>) -> bool {
+    /// True if a short step is to take rows of an admitted sequence while this step of its model is suspended. `spent`: the step's
+    /// time so far.
+    pub(super) fn goes_beside(&self, step: &StepPlan, spent: Duration, sequence: &Sequence<A>) -> bool {
         let Request { id, model, whole, .. } = sequence.request;
         let in_progress = if self.has_suspended(model, false) { 0 } else { step.bytes };
         self.limits.suspends
@@ -56,6 +58,18 @@ impl<A> Schedule<A> {
             && (!whole || sequence.pending() <= self.short_rows(model))
             && self.has_room(sequence, in_progress)
             && !self.is_computed_by(&step.work, sequence)
+            && self.is_spared_much(step, spent, sequence)
+    }
+
+    /// True if the rest of a step takes longer than the rows that a sequence lacks, and long enough to be noticed. Any pause of an
+    /// answer is noticed.
+    fn is_spared_much(&self, step: &StepPlan, spent: Duration, sequence: &Sequence<A>) -> bool {
+        let Some(e) = self.costs.get(&step.model).and_then(super::Cost::estimate) else { return true };
+        let (time, spent) = (|rows: u32| e.fixed + e.row * f64::from(rows), spent.as_secs_f64());
+        // A step that takes longer than expected may take as long again.
+        let left = Some(time(step.rows()) - spent).filter(|left| *left > 0.0).unwrap_or(spent);
+        let noticed = if sequence.decodes() { 0.0 } else { QUANTUM_WHOLE.as_secs_f64() };
+        left > time(sequence.pending()).max(noticed)
     }
 
     /// Rows of a model in a short step. The text of an encoder is not cut.

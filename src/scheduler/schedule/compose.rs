@@ -22,7 +22,7 @@ pub(in crate::scheduler) const QUANTUM: Duration = Duration::from_millis(40);
 /// The same for a user alone, where a step makes way for others that come.
 const QUANTUM_ALONE: Duration = Duration::from_secs(1);
 /// The same where it cannot: another user waits for all of it.
-const QUANTUM_WHOLE: Duration = Duration::from_millis(100);
+pub(super) const QUANTUM_WHOLE: Duration = Duration::from_millis(100);
 /// Rows of a user alone may take this many times as long as reading the weights: they then cost 3 % of a long prompt.
 const WEIGHTS_READS_ALONE: f64 = 30.0;
 /// The same where a step cannot make way: a model that streams through its device would take a row at a time.
@@ -314,17 +314,18 @@ impl<A> Schedule<A> {
     pub fn is_due(&self, step: &StepPlan, time: Duration) -> bool {
         let spent =
             step.work.iter().map(|work| self.accounts.after(work.uid, time)).min().unwrap_or_default();
+        let own = step.turns.own.saturating_add(time);
         let mut others = self.running.iter().filter(|s| {
             let beside = s.request.model == step.model;
             if beside {
-                !step.beside && self.goes_beside(step, s)
+                !step.beside && self.goes_beside(step, own, s)
             } else {
                 self.can_run(s) && self.has_room(s, step.bytes)
             }
         });
         let of_step = |uid: u32| step.work.iter().any(|work| work.uid == uid);
         let has_right = |s: &Sequence<A>| match of_step(s.request.uid) {
-            true => s.request.model == step.model && step.turns.beside <= step.turns.own.saturating_add(time),
+            true => s.request.model == step.model && step.turns.beside <= own,
             false => self.accounts.of(s.request.uid) < spent,
         };
         others.any(has_right) || !self.queue.is_empty()

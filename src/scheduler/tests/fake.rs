@@ -58,7 +58,7 @@ struct State {
     /// The wait for weights that the next step reports.
     load_wait: Duration,
     /// Time of each part, by slot.
-    part_times: HashMap<u32, Duration>,
+    part_times: HashMap<u32, (Duration, Duration)>,
     suspensions: usize,
     beside: usize,
     /// Pages copied so far.
@@ -198,8 +198,7 @@ impl Control {
     /// Makes loads begin this many parts ahead. Attention of `layer` calls `hook` when it next runs.
     pub fn load_ahead(&self, ahead: usize, layer: u32, hook: impl FnOnce() + Send + 'static) {
         let mut state = self.0.0.lock();
-        state.ahead = ahead;
-        state.in_attention = Some((layer, Hook(Box::new(hook))));
+        (state.ahead, state.in_attention) = (ahead, Some((layer, Hook(Box::new(hook)))));
     }
 
     /// Makes the next step take this long in attention and report it as a wait for weights.
@@ -209,9 +208,14 @@ impl Control {
         state.in_attention = Some((0, Hook(Box::new(move || std::thread::sleep(time)))));
     }
 
-    /// Makes each part of a slot's steps take this long. Slots are numbered from 1 as models are opened.
+    /// Makes each part of a slot's steps take this long. Slots have numbers from 1 on.
     pub fn slow_down(&self, slot: u32, part: Duration) {
-        self.0.0.lock().part_times.insert(slot, part);
+        self.slow_rows(slot, part, Duration::ZERO);
+    }
+
+    /// As [`Control::slow_down`], and so much longer for each row.
+    pub fn slow_rows(&self, slot: u32, part: Duration, row: Duration) {
+        self.0.0.lock().part_times.insert(slot, (part, row));
     }
 
     /// Makes each part pause so often, each time after the slot's time of a part.
@@ -529,7 +533,8 @@ impl Backend for Fake {
             return Ok(Progress::Again);
         }
         let part_time = self.control.0.0.lock().part_times.get(&slot.0).copied();
-        part_time.into_iter().for_each(std::thread::sleep);
+        let rows = self.step.as_ref().map_or(0, |s| s.tokens.len() as u32);
+        part_time.into_iter().for_each(|(part, row)| std::thread::sleep(part + row * rows));
         let (step, pauses) =
             (self.step.as_mut().expect("a step is under way"), self.control.0.0.lock().pauses);
         if step.paused < pauses {

@@ -199,20 +199,21 @@ fn sequences_beside_suspended_ones_of_their_model_get_their_tokens() {
         let rig =
             Rig::with(control, EngineOptions { kv_budget_bytes, rows_max: Some(64), ..Default::default() });
         let other = open(2, &kept_model());
-        rig.control.slow_down(1, Duration::from_millis(6));
+        // Steps of many rows take longer than a newcomer waits.
+        rig.control.slow_rows(1, Duration::from_millis(2), Duration::from_millis(1));
         rig.control.slow_down(2, Duration::from_millis(2));
         let mut asked = Vec::new();
-        for i in 0..50u32 {
+        for i in 0..36u32 {
             let (user, model) =
-                ((1 + i * 7 % 3, u64::from(i % 2)), if i % 5 == 4 { &other } else { &rig.model });
-            asked.push((i, rig.ask_on(user, model, &prompt(i, 5 + i * 37 % 200), 2 + i % 7)));
+                ((1 + i / 30, u64::from(i % 2)), if i % 5 == 4 { &other } else { &rig.model });
+            asked.push((i, rig.ask_on(user, model, &prompt(i, 3 + i * 37 % 120 * (i % 2)), 2 + i % 7)));
             if i % 6 == 5 {
                 rig.handle().cancel(asked[(i as usize * 11) % asked.len()].1.id);
             }
-            std::thread::sleep(Duration::from_millis(u64::from(i * 13 % 50)));
+            std::thread::sleep(Duration::from_millis(u64::from(i * 31 % 120)));
         }
         for (i, asked) in asked {
-            let (answer, prompt) = (asked.finish(), prompt(i, 5 + i * 37 % 200));
+            let (answer, prompt) = (asked.finish(), prompt(i, 3 + i * 37 % 120 * (i % 2)));
             assert_eq!(answer.ids, expected(&prompt, answer.ids.len()), "sequence {i}");
             match &answer.end {
                 Some(Ok(_)) => assert_eq!(answer.ids.len(), 2 + i as usize % 7),

@@ -56,6 +56,16 @@ fn a_newcomer_does_not_wait_for_a_long_step_of_its_model() {
 }
 
 #[test]
+fn a_newcomer_that_needs_longer_than_the_rest_of_a_step_waits_for_it() {
+    let (mut device, long) = amid_a_long_step(SLOW);
+    let late = device.ask_on((1, 7), 1, 500, 1);
+    while device.schedule.get(long).unwrap().computed == 0 {
+        device.turn();
+        assert_eq!(device.schedule.get(late).unwrap().computed, 0);
+    }
+}
+
+#[test]
 fn a_suspended_step_gets_as_much_time_as_the_steps_of_its_user_beside_it() {
     let (mut device, long) = amid_a_long_step(SLOW);
     for connection in 2..6 {
