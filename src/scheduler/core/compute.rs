@@ -62,11 +62,11 @@ impl Core {
         if let Err(error) = model.files.check_unchanged() {
             return self.fail_model(step.model, error);
         }
-        let (begun, before, switched) = (lock::now(), self.device.residency.counters(), step.switched);
-        paused.waited += paused.waits.take().map_or(Duration::ZERO, |since| begun - since);
-        if switched {
+        if step.switched {
             self.release_values_but(step.model);
         }
+        let (begun, before, switched) = (lock::now(), self.device.residency.counters(), step.switched);
+        paused.waited += paused.waits.take().map_or(Duration::ZERO, |since| begun - since);
         self.in_step = Some(step);
         let result = self.compute(&mut paused);
         let lookups = self.device.residency.counters().since(&before);
@@ -77,6 +77,9 @@ impl Core {
             self.schedule.keep_turn(pays.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX)));
         }
         let Some(step) = self.in_step.take() else { return };
+        if !matches!(result, Ok(Stretch::Suspended(_) | Stretch::Waits(_))) {
+            self.leave_values(&step);
+        }
         let now = lock::now();
         let time = now - begun;
         for (uid, part) in self.schedule.charge(&step, time + self.paging.take_spent(step.model)) {
@@ -105,7 +108,6 @@ impl Core {
             self.schedule.observe(&step, paused.time);
         }
         self.arrays = paused.arrays;
-        self.values.left(&step, now);
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }

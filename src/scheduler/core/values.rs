@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::lock;
 use crate::model::ModelId;
 use crate::scheduler::schedule::StepPlan;
 
@@ -37,6 +38,14 @@ impl Kept {
 }
 
 impl Core {
+    /// At the end of a step. Where another model's step may be next, its users pay for the release, not that one's.
+    pub(super) fn leave_values(&mut self, step: &StepPlan) {
+        self.values.left(step, lock::now());
+        if self.schedule.others_wait(step.model) {
+            self.release_values(|id, left| id == step.model && left.bytes >= SMALL_BYTES);
+        }
+    }
+
     /// Before a step of a model: releases values that others left, except small ones.
     pub(super) fn release_values_but(&mut self, model: ModelId) {
         self.release_values(|id, left| id != model && left.bytes >= SMALL_BYTES);

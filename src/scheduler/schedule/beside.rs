@@ -130,6 +130,11 @@ impl<A> Schedule<A> {
         self.get(work.id).is_some_and(|s| s.restarts == work.restarts)
     }
 
+    /// True if a sequence of another model could run.
+    pub fn others_wait(&self, model: ModelId) -> bool {
+        self.running.iter().any(|s| s.request.model != model && self.can_run(s))
+    }
+
     /// Bytes that the values of one more step may take, beside suspended steps and `others`.
     pub(super) fn room_for_values(&self, others: u64) -> u64 {
         let taken = self.all_suspended().map(|step| step.bytes).fold(others, u64::saturating_add);
