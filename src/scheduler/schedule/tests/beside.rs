@@ -167,3 +167,57 @@ fn values_of_all_steps_in_flight_have_a_bound() {
     assert!(ids.iter().all(|id| device.ended.contains_key(&id.0)));
     assert!((60 * ROW..=100 * ROW).contains(&in_flight), "{in_flight}");
 }
+
+#[test]
+fn random_steps_beside_others_write_no_page_of_theirs() {
+    let mut beside = 0;
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let mut device = Device::new(SLOW);
+        device.set_budget((20 + random.below(60)) << 10);
+        device.schedule.limits.sequences_max = 2 + random.below(8) as u32;
+        let mut asked: Vec<SequenceId> = Vec::new();
+        for _ in 0..60 {
+            match random.below(8) {
+                0 | 1 => {
+                    let user = (1 + random.below(2) as u32, random.below(3));
+                    let prompt = if random.below(2) == 0 { 2 } else { 200 };
+                    asked.push(device.ask_on(user, 1, prompt + random.below(9) as u32, 40));
+                }
+                2 if !asked.is_empty() => {
+                    let gone = asked.swap_remove(random.below(asked.len() as u64) as usize);
+                    device.schedule.remove(gone);
+                }
+                _ => {}
+            }
+            device.schedule.drop_unwanted();
+            let written = written_by_suspended(&device);
+            device.check = Some(Box::new(move |schedule, step| {
+                let pages = step.work.iter().flat_map(|work| written_pages(schedule, work));
+                let clash = pages.filter(|page| written.contains(page)).count();
+                assert!(step.resumed || clash == 0, "seed {seed}: {step:?}");
+            }));
+            device.turn();
+            beside += usize::from(device.last_beside);
+        }
+        asked.into_iter().for_each(|id| drop(device.schedule.remove(id)));
+        device.schedule.drop_unwanted();
+        assert_eq!(device.schedule.kv.held_bytes(), 0, "seed {seed}");
+    }
+    assert!(beside > 300, "{beside} steps");
+}
+
+/// Pages that the rows of a sequence in a step are written to.
+pub(super) fn written_pages(schedule: &Schedule<()>, work: &Work) -> Vec<u32> {
+    let of_rows = (work.start / PAGE) as usize..(work.start + work.rows).div_ceil(PAGE) as usize;
+    schedule.pages(work.id).get(of_rows).unwrap_or_default().to_vec()
+}
+
+/// The same of all suspended steps, as they began: some of their sequences may have left since.
+fn written_by_suspended(device: &Device) -> BTreeSet<u32> {
+    let schedule = &device.schedule;
+    let steps = schedule.suspended.values().chain(schedule.suspended_beside.values());
+    let noted =
+        steps.flat_map(|step| device.written.get(&(step.model, step.beside)).cloned().unwrap_or_default());
+    noted.collect()
+}

@@ -17,6 +17,9 @@ pub(super) const CPU: Speed =
 /// A GPU: rows cost next to nothing.
 const GPU: Speed = Speed { fixed: Duration::from_millis(8), row: Duration::from_micros(100), parts: 30 };
 
+/// Looks at a step that is planned.
+type Check = Box<dyn Fn(&Schedule<()>, &StepPlan)>;
+
 pub(super) struct Device {
     pub schedule: Schedule<()>,
     pub now: Instant,
@@ -30,6 +33,12 @@ pub(super) struct Device {
     pub ended: BTreeMap<u64, Instant>,
     /// When a command comes that a step makes way for.
     pub interrupt: Option<Instant>,
+    /// Looks at each step before it runs.
+    pub check: Option<Check>,
+    /// Pages that each suspended step writes.
+    pub written: BTreeMap<(ModelId, bool), Vec<u32>>,
+    /// The last step ran beside a suspended one.
+    pub last_beside: bool,
     parked: usize,
     next_id: u64,
 }
@@ -49,6 +58,9 @@ impl Device {
             suspended: BTreeMap::new(),
             ended: BTreeMap::new(),
             interrupt: None,
+            check: None,
+            written: BTreeMap::new(),
+            last_beside: false,
             parked: 0,
             next_id: 1,
         }
@@ -89,6 +101,14 @@ impl Device {
             self.now += Duration::from_millis(1);
             return;
         };
+        self.last_beside = step.beside;
+        if let Some(check) = &self.check {
+            check(&self.schedule, &step);
+        }
+        if !step.resumed {
+            let pages = step.work.iter().flat_map(|work| beside::written_pages(&self.schedule, work));
+            self.written.insert((step.model, step.beside), pages.collect());
+        }
         let speed = self.speeds[&step.model];
         let whole = speed.fixed + speed.row * step.rows();
         let kept = if step.resumed { self.suspended.remove(&(step.model, step.beside)) } else { None };
