@@ -161,6 +161,18 @@ impl CpuBackend {
         self
     }
 
+    /// Begins a step of a model in this way.
+    fn begin(
+        &mut self,
+        slot: ModelSlot,
+        begin: impl FnOnce(&mut OpenModel) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.current = None;
+        begin(self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?)?;
+        self.current = Some(slot);
+        Ok(())
+    }
+
     /// A model's step goes on, if it has one.
     fn resumed(&mut self, slot: ModelSlot, begun: bool) -> Result<(), BackendError> {
         self.current = begun.then_some(slot);
@@ -289,19 +301,11 @@ impl Backend for CpuBackend {
     }
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
-        self.current = None;
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
-        model.begin(batch)?;
-        self.current = Some(slot);
-        Ok(())
+        self.begin(slot, |model| model.begin(batch))
     }
 
     fn begin_beside(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
-        self.current = None;
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
-        model.begin_beside(batch)?;
-        self.current = Some(slot);
-        Ok(())
+        self.begin(slot, |model| model.begin_beside(batch))
     }
 
     fn release_values(&mut self, slot: ModelSlot) {

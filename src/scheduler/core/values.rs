@@ -30,19 +30,20 @@ struct Left {
 }
 
 impl Kept {
-    /// A step is over, and its values still take memory.
-    pub fn left(&mut self, step: &StepPlan, now: Instant) {
+    /// A step is over, and its values still take memory. Returns the bytes of its model's.
+    fn left(&mut self, step: &StepPlan, now: Instant) -> u64 {
         let left = self.0.entry(step.model).or_insert(Left { bytes: 0, since: now });
         *left = Left { bytes: left.bytes.max(step.bytes), since: now };
+        left.bytes
     }
 }
 
 impl Core {
     /// At the end of a step. Where another model's step may be next, its users pay for the release, not that one's.
     pub(super) fn leave_values(&mut self, step: &StepPlan) {
-        self.values.left(step, lock::now());
-        if self.schedule.others_wait(step.model) {
-            self.release_values(|id, left| id == step.model && left.bytes >= SMALL_BYTES);
+        let bytes = self.values.left(step, lock::now());
+        if bytes >= SMALL_BYTES && self.schedule.others_wait(step.model) {
+            self.release_values(|id, _| id == step.model);
         }
     }
 

@@ -102,7 +102,7 @@ fn sequences_of_a_suspended_step_keep_their_pages() {
 
 #[test]
 fn no_step_begins_beside_one_whose_sequence_left() {
-    let (mut device, long) = amid_a_long_step(SLOW);
+    let (mut device, _) = amid_a_long_step(SLOW);
     let second = device.ask_on((1, 2), 1, 30, 1);
     device.run_for(400 * SECOND);
     assert!(device.ended.contains_key(&second.0));
@@ -116,7 +116,6 @@ fn no_step_begins_beside_one_whose_sequence_left() {
     device.schedule.admit(device.now);
     let next = device.schedule.next_step(device.now).unwrap();
     assert!(next.resumed && !next.beside);
-    let _ = long;
 }
 
 #[test]
@@ -125,11 +124,14 @@ fn a_step_beside_another_makes_way_for_other_models() {
     device.speeds.insert(ModelId(2), CPU);
     device.ask(1, 1, 30, 40); // beside the long step, in steps of 510 ms and more
     device.run_for(SECOND / 10);
-    let mut times: Vec<Duration> = (0..20).map(|_| device.short_request(2, 2)).collect();
-    times.sort();
-    // Alone it takes 90 ms.
-    assert!(times[19] < SECOND / 4, "{times:?}");
-    assert!(!device.schedule.suspended_beside.is_empty() || !device.schedule.suspended.is_empty());
+    let mut suspended = 0;
+    for _ in 0..20 {
+        let time = device.short_request(2, 2);
+        // Alone it takes 90 ms.
+        assert!(time < SECOND / 4, "{time:?}");
+        suspended += device.schedule.suspended_beside.len();
+    }
+    assert!(suspended > 0, "no step beside the long one made way");
 }
 
 #[test]
