@@ -54,8 +54,7 @@ impl<A> Schedule<A> {
     /// Plans the next step and assigns pages to its rows, or returns a suspended one; `None` when no sequence can run.
     pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
         self.look_at_users(now);
-        let runnable = self.running.iter().filter(|s| self.can_run(s)).map(|s| s.request.uid);
-        let leader = self.accounts.choose(runnable.collect())?;
+        let leader = self.choose_leader()?;
         let model = self.next_turn(leader, now)?;
         self.look_at_connections();
         let switched = self.turn.replace(model) != Some(model);
@@ -97,6 +96,15 @@ impl<A> Schedule<A> {
         // Work is empty only if the last sequence went to the queue.
         let step = (!work.is_empty()).then_some(StepPlan::of(model, work, switched, goal));
         step.map(|step| StepPlan { beside, bytes, ..step })
+    }
+
+    /// The user with the least device time among those that can run. Users that wait for their own masks earn nothing meanwhile.
+    fn choose_leader(&mut self) -> Option<u32> {
+        let runnable = self.running.iter().filter(|s| self.can_run(s)).map(|s| s.request.uid);
+        let runnable: BTreeSet<u32> = runnable.collect();
+        let late = self.running.iter().filter(|s| self.late.contains(&s.request.id)).map(|s| s.request.uid);
+        let late = late.filter(|uid| !runnable.contains(uid)).collect();
+        self.accounts.choose_beside(runnable, &late)
     }
 
     /// Goes on with the suspended step of a model: first with the one that is beside another.
