@@ -11,7 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use rocmforge_client::wire::{
-    ClientHello, FDS_MAX, Flags, GenerateRequest, LoadRequest, Op, Prompt, TokenizeRequest, encode_frame,
+    AnswerForm, ClientHello, FDS_MAX, Flags, FormKind, GenerateRequest, LoadRequest, Op, Prompt,
+    TokenizeRequest, encode_frame,
 };
 use rocmforge_client::{Client, Connection, Options, ServerTrust};
 
@@ -55,6 +56,10 @@ pub enum Attack {
     Hanging,
     /// Texts of 1 MB to tokenize, without an end.
     Tokenize,
+    /// Answers by schemas of 1,200 properties, each another one, without an end.
+    Schemas,
+    /// Answers by regular expressions whose masks take long, each another one, without an end.
+    Expressions,
     /// Frames of 1 MiB that never end.
     Frames,
     /// As many connections as the daemon takes.
@@ -72,7 +77,7 @@ pub enum Attack {
 }
 
 impl Attack {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
@@ -83,6 +88,8 @@ impl Attack {
         Self::Descriptors,
         Self::Hanging,
         Self::Tokenize,
+        Self::Schemas,
+        Self::Expressions,
         Self::Frames,
         Self::Connections,
         Self::Busy,
@@ -165,6 +172,8 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Hanging => hanging(&options, &args.far),
         Attack::Hold => hold(&options),
         Attack::Tokenize => tokenize(&options),
+        Attack::Schemas => forms(&options, FormKind::JsonSchema, schema),
+        Attack::Expressions => forms(&options, FormKind::Regex, expression),
         Attack::Storm => threads(STORM, || drop(UnixStream::connect(&options.socket))),
         Attack::Busy => threads(STORM, || drop(UnixStream::pair())),
         Attack::Frames => keep(unfinished(&options, 500)),
@@ -368,6 +377,45 @@ fn tokenize(options: &Options) {
             });
         }
     });
+}
+
+/// Answers by forms that the daemon has not seen, as many at a time as it computes.
+fn forms(options: &Options, kind: FormKind, text: impl Fn(u32) -> String + Sync) {
+    let turn = AtomicU32::new(rustix::process::getuid().as_raw() % 1000 * 1_000_000);
+    threads(2 * MANY, || {
+        let Ok(connection) = Connection::connect(options) else { return };
+        let form = AnswerForm::new(kind, &text(turn.fetch_add(1, Ordering::Relaxed)));
+        let request = GenerateRequest { ignore_eog: false, ..answer_of(100) }.with_form(&form);
+        if collect(connection.generate(&request)).is_err() {
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+}
+
+/// A schema of 60 KB that takes a second to compile: ranges of integers are automata.
+fn schema(number: u32) -> String {
+    let property = |n: u32| {
+        let of = u64::from(n + number % 1000);
+        let (least, most) = (of * 7_919_317 % 1_000_003, 1_000_003 + of * 104_729_771 % 999_999_937);
+        format!(r#""p{number}_{n}":{{"type":"integer","minimum":{least},"maximum":{most}}}"#)
+    };
+    let properties: Vec<String> = (0..600).map(property).collect();
+    let required: Vec<String> = (0..600).map(|n| format!(r#""p{number}_{n}""#)).collect();
+    let (properties, required) = (properties.join(","), required.join(","));
+    format!(
+        r#"{{"type":"object","properties":{{{properties}}},"required":[{required}],"additionalProperties":false}}"#
+    )
+}
+
+/// By turns one of 60 KB that takes 600 ms to compile, and one whose automaton has a state for each set of places where a vowel was.
+fn expression(number: u32) -> String {
+    if number.is_multiple_of(2) {
+        let words: Vec<String> =
+            (0..6000_u32).map(|n| format!("{:09x}", n.wrapping_mul(number | 1) ^ n << 12)).collect();
+        return format!("({})+", words.join("|"));
+    }
+    let (places, end) = (12 + number % 7, 1 + number / 7 % 1000);
+    format!(r"(.|\n)*[aeiou](.|\n){{{places}}}x{{{end}}}.{{300}}")
 }
 
 /// Connections that each sent all but the last byte of a large frame.
