@@ -56,9 +56,9 @@ pub enum Attack {
     Hanging,
     /// Texts of 1 MB to tokenize, without an end.
     Tokenize,
-    /// Answers by schemas of 1,200 properties, each another one, without an end.
+    /// Answers by schemas of 600 ranges of integers, each another one, without an end.
     Schemas,
-    /// Answers by regular expressions whose masks take long, each another one, without an end.
+    /// Answers by costly regular expressions, each another one, without an end.
     Expressions,
     /// Frames of 1 MiB that never end.
     Frames,
@@ -407,7 +407,7 @@ fn schema(number: u32) -> String {
     )
 }
 
-/// By turns one of 60 KB that takes 600 ms to compile, and one whose automaton has a state for each set of places where a vowel was.
+/// By turns 6,000 words, which take 600 ms to compile, and an automaton with a state for each set of places where a vowel was.
 fn expression(number: u32) -> String {
     if number.is_multiple_of(2) {
         let words: Vec<String> =
