@@ -571,3 +571,25 @@ fn late_sequences_stay_out_of_steps_while_other_users_can_run() {
     schedule.set_late(Late { missed: [1, 3].map(SequenceId).into(), ..Late::default() });
     assert!(schedule.next_step(now).is_none());
 }
+
+#[test]
+fn late_sequences_earn_their_user_no_device_time() {
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    for (id, uid) in [(1, 1000), (2, 1001)] {
+        submit(&mut schedule, Request { uid, ..request(id, 1, 1, 50) });
+    }
+    assert_eq!(schedule.admit(now).admitted.len(), 2);
+    let ids = |schedule: &mut Schedule<()>, late: &[u64]| {
+        let beside_others = late.iter().map(|id| SequenceId(*id)).collect();
+        schedule.set_late(Late { beside_others, ..Late::default() });
+        let step = schedule.next_step(now).expect("a sequence can run");
+        schedule.charge(&step, Duration::from_millis(10));
+        complete(schedule, &step, now);
+        step.work.iter().map(|work| work.id.0).collect::<Vec<u64>>()
+    };
+    assert_eq!(ids(&mut schedule, &[]), [1, 2]);
+    for _ in 0..20 {
+        assert_eq!(ids(&mut schedule, &[1]), [2]);
+    }
+    assert_eq!(ids(&mut schedule, &[]), [1, 2], "nobody is behind");
+}
