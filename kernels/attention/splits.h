@@ -23,3 +23,5 @@ DEV u32 split_tokens(u32 len) {
     while ((u64)tokens * SPLITS_MAX < len) tokens *= 2;
     return tokens;
 }
+// The same for blocks whose join of a split costs as much as 32 tokens of it.
+DEV u32 coarse_split_tokens(u32 len) { return len <= 256 ? 256 : 2 * split_tokens(len); }

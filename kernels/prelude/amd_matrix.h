@@ -47,6 +47,11 @@ struct Frag {
         DEV static u32 row(u32 l) { return out_row(l); }
         DEV static u32 col(u32) { return lane() % 16; }
     };
+    // Columns c and c + 8 lie in lanes 8 apart, and are added when they are read.
+    struct Folded : C {
+        DEV static u32 col(u32) { return lane() % 8; }
+        DEV f32 sum(u32 l) const { return v[l] + shfl_xor(v[l], 8); }
+    };
 
 #if defined(__GFX11__)
     DEV static In load_row(const f16* p) {
@@ -68,6 +73,8 @@ struct Frag {
     DEV static A load_a_lds(const f16* p, u32 ld) { return load_a(p, ld); }
     DEV static B load_bt_lds(const f16* p, u32 ld) { return load_bt(p, ld); }
     DEV static C zero() { return {Out{}}; }
+    DEV static Folded folded_zero() { return {zero()}; }
+    DEV static Folded fold(const C& c) { return {c}; }
     DEV static C mma(A a, B b, C c) {
 #if defined(AMD_MFMA)
         return {__builtin_amdgcn_mfma_f32_16x16x16f16(a.v, b.v, c.v, 0, 0, 0)};
@@ -77,6 +84,7 @@ struct Frag {
         return {__builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a.v, b.v, c.v)};
 #endif
     }
+    DEV static Folded mma_folded(A a, B b, Folded c) { return {mma(a, b, c)}; }
 };
 
 struct Strip {

@@ -42,6 +42,11 @@ struct Frag {
         DEV static u32 row(u32 l) { return out_row(l); }
         DEV static u32 col(u32) { return lane() % 16; }
     };
+    // Columns c and c + 8 lie in lanes 8 apart, and are added when they are read.
+    struct Folded : C {
+        DEV static u32 col(u32) { return lane() % 8; }
+        DEV f32 sum(u32 l) const { return v[l] + shfl_xor(v[l], 8); }
+    };
 
     DEV static A load_a(const f16* p, u32 ld, HOST_HERE) {
         A a;
@@ -77,6 +82,8 @@ struct Frag {
         return b;
     }
     DEV static C zero() { return {}; }
+    DEV static Folded folded_zero() { return {}; }
+    DEV static Folded fold(const C& c) { return {c}; }
 
     CALLED static C mma(A a, B b, C c, HOST_HERE) {
         struct Operands {
@@ -101,6 +108,7 @@ struct Frag {
         }
         return c;
     }
+    DEV static Folded mma_folded(A a, B b, Folded c, HOST_HERE) { return {mma(a, b, c, file, line)}; }
 };
 
 struct Strip {

@@ -10,7 +10,9 @@
 
 #define DEV __device__ __forceinline__
 #define KERNEL(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS) NAME(__VA_ARGS__)
-#define KERNEL_TWICE(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS, 2) NAME(__VA_ARGS__)
+#define KERNEL_TWICE(THREADS, NAME, ...) KERNEL_TIMES(THREADS, 2, NAME, __VA_ARGS__)
+#define KERNEL_TIMES(THREADS, TIMES, NAME, ...)                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, TIMES) NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
 #define CONSTANT static __device__ const
 #define LDS(NAME, ...) __shared__ __align__(16) Same<__VA_ARGS__> NAME

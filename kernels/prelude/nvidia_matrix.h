@@ -37,6 +37,16 @@ struct Frag {
         DEV static u32 row(u32 l) { return lane() / 4 + 8 * (l / 2 % 2); }
         DEV static u32 col(u32 l) { return 2 * (lane() % 4) + l % 2 + 8 * (l / 4); }
     };
+    // Both halves of B are multiplied into one half of C.
+    struct Folded {
+        static constexpr u32 SIZE = 4;
+        f32 v[4];
+        DEV f32 get(u32 l) const { return v[l]; }
+        DEV void set(u32 l, f32 x) { v[l] = x; }
+        DEV static u32 row(u32 l) { return lane() / 4 + 8 * (l / 2); }
+        DEV static u32 col(u32 l) { return 2 * (lane() % 4) + l % 2; }
+        DEV f32 sum(u32 l) const { return v[l]; }
+    };
 
     DEV static A load_a(const f16* p, u32 ld) {
         A a;
@@ -91,13 +101,21 @@ struct Frag {
     }
     DEV static C zero() { return {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}}; }
 
+    DEV static Folded folded_zero() { return {{0.0f, 0.0f, 0.0f, 0.0f}}; }
+    DEV static Folded fold(const C& c) { return {{c.v[0] + c.v[4], c.v[1] + c.v[5], c.v[2] + c.v[6], c.v[3] + c.v[7]}}; }
+
+    // Adds the product with a half of B.
+    DEV static void mma_half(f32* d, const A& a, const B& b, u32 half) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[2 * half]), "r"(b.v[2 * half + 1]));
+    }
     DEV static C mma(A a, B b, C c) {
-        UNROLL for (u32 half = 0; half < 2; half++) {
-            f32* d = c.v + 4 * half;
-            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[2 * half]), "r"(b.v[2 * half + 1]));
-        }
+        UNROLL for (u32 half = 0; half < 2; half++) mma_half(c.v + 4 * half, a, b, half);
+        return c;
+    }
+    DEV static Folded mma_folded(A a, B b, Folded c) {
+        UNROLL for (u32 half = 0; half < 2; half++) mma_half(c.v, a, b, half);
         return c;
     }
 };

@@ -11,6 +11,7 @@
 //   KERNEL(256, add_f32, const f32* a, f32* b, u32 n) { ... }     at most 256 threads a block; entry point `add_f32`
 //   KERNEL_TWICE(256, name, ...)                                  the same; NVIDIA's compiler keeps registers few enough for two
 //                                                                 blocks on a unit at once
+//   KERNEL_TIMES(256, n, name, ...)                               the same for n blocks
 //   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
 //   ROLLED for (...)                                              never unrolled: for long bodies
@@ -71,6 +72,8 @@
 //   Frag::load_a_turned(v, row, k), load_bt_turned   where HAS_ASYNC_COPY: 16 x 16 elements of LDS rows of 32 values; row and k
 //                                      are multiples of 16; part p (16 bytes) of a row lies at part p ^ row / 2 % 4
 //   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
+//   Frag::Folded c = Frag::folded_zero(); c = Frag::mma_folded(a, b, c)   C with column c + 8 added to column c, c < 8. c.sum(l), which all
+//                                      lanes call, is a finished element; c.get(l) c.set(l, f32) may be a part of one. Also Frag::fold(C)
 //   Strip   16 rows of A, or columns of B, by 16 of the k of each of K_LANES lanes, for operands made in registers. A lane holds
 //           HELD rows: row held(i), of it 16 values in a row, as v[i][0] and v[i][1]. Which k they are is the caller's choice,
 //           the same for A and B: k_lane() (0..K_LANES) tells the lanes of a row apart. c = Strip::mma(a, b, c) sums over all
@@ -108,6 +111,7 @@ typedef float f32;
 
 #if !defined(KERNEL_TWICE)
 #define KERNEL_TWICE KERNEL
+#define KERNEL_TIMES(THREADS, TIMES, ...) KERNEL(THREADS, __VA_ARGS__)
 #endif
 #if !defined(HAS_WIDE_MATRIX)
 #define HAS_WIDE_MATRIX 0

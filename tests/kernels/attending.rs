@@ -13,7 +13,7 @@ use crate::rig::Rig;
 pub type DecodeCase = ((Kernel<AttnDecode>, usize), Heads, &'static [usize]);
 
 /// Decode attention of heads of 64 and 128. Of some, several workgroups share a KV head.
-pub const DECODES: [DecodeCase; 9] = [
+pub const DECODES: [DecodeCase; 15] = [
     ((AttnDecode::attn_decode_f16_64_1, 1), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
     ((AttnDecode::attn_decode_f16_64_2, 2), Heads { q: 4, kv: 2, dim: 64 }, &[32, 33, 65]),
     ((AttnDecode::attn_decode_f16_64_4, 4), Heads { q: 9, kv: 3, dim: 64 }, &[64, 130, 1025]),
@@ -23,7 +23,18 @@ pub const DECODES: [DecodeCase; 9] = [
     ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 8, kv: 2, dim: 128 }, &[33, 600]),
     ((AttnDecode::attn_decode_f16_128_8, 8), Heads { q: 12, kv: 1, dim: 128 }, &[1, 100]),
     ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
+    ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
+    ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 14, kv: 2, dim: 64 }, &[15, 16, 17, 200]),
+    ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 20, kv: 2, dim: 64 }, &[64, 130, 1025]),
+    ((AttnDecode::attn_decode_matrix_128, 8), Heads { q: 8, kv: 2, dim: 128 }, &[1, 33, 63, 600]),
+    ((AttnDecode::attn_decode_matrix_128, 8), Heads { q: 12, kv: 1, dim: 128 }, &[48, 100]),
+    ((AttnDecode::attn_decode_matrix_128, 8), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
 ];
+
+/// Threads of a workgroup of decode attention.
+pub fn threads(kernel: Kernel<AttnDecode>) -> u32 {
+    if kernel.name().starts_with("attn_decode_matrix") { 128 } else { 256 }
+}
 
 /// The same of pages with codes, and of heads of other whole groups.
 pub const CODED_DECODES: [DecodeCase; 12] = [
@@ -53,9 +64,16 @@ pub fn scale(heads: Heads) -> f32 {
     std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
 }
 
+/// Whether decode attention cuts rows into coarse splits.
+pub fn is_coarse(kernel: Kernel<AttnDecode>) -> bool {
+    threads(kernel) == 128
+}
+
 /// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
-fn split_tokens(len: usize) -> usize {
+fn split_tokens(len: usize, coarse: bool) -> usize {
     match len {
+        0..=256 if coarse => 256,
+        _ if coarse => 2 * split_tokens(len, false),
         0..=1024 => 64,
         1025..=4096 => 128,
         _ => (len.div_ceil(128)).next_power_of_two().max(256),
@@ -114,9 +132,10 @@ impl Rows {
     }
 
     /// Number of splits that overlap a row's window.
-    pub fn splits(&self, row: usize) -> usize {
+    pub fn splits(&self, row: usize, coarse: bool) -> usize {
         let length = self.positions[row] as usize + 1;
-        length.div_ceil(split_tokens(length)) - self.first_seen(row) / split_tokens(length)
+        let tokens = split_tokens(length, coarse);
+        length.div_ceil(tokens) - self.first_seen(row) / tokens
     }
 
     /// Erases the tokens before those that a sequence's first row sees.

@@ -5,7 +5,9 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, CODED_DECODES, DECODES, Rows, Scores, Tiled, scale, set_far};
+use crate::attending::{
+    CAP, CODED_DECODES, DECODES, Rows, Scores, Tiled, is_coarse, scale, set_far, threads,
+};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -42,7 +44,8 @@ impl Decode<'_> {
         let (heads, rows) = (self.rows.heads, self.rows.len());
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
-        let splits = self.spare + (0..rows).map(|row| self.rows.splits(row)).max().unwrap();
+        let splits =
+            self.spare + (0..rows).map(|row| self.rows.splits(row, is_coarse(self.kernel))).max().unwrap();
         let groups = splits.div_ceil(self.each);
         let splits = groups * self.each;
         let count = self.chosen.as_ref().map_or(rows, Vec::len);
@@ -101,7 +104,9 @@ impl Decode<'_> {
                 let to = (halves.values.ptr(), halves.scales.ptr());
                 (arguments.halves, arguments.row_scales, arguments.tiled) = (to.0, to.1, *tiled);
             }
-            rig.device.launch(&rig.stream, self.kernel, grid, &arguments).unwrap();
+            rig.device
+                .launch(&rig.stream, self.kernel, grid.threads(threads(self.kernel)), &arguments)
+                .unwrap();
         }
         assert!(rig.download::<u32>(&counters).iter().all(|&c| c == 0));
         self.check_splits(&rig.download(&part_stats), splits);
@@ -126,7 +131,7 @@ impl Decode<'_> {
         let rows = self.chosen.as_ref().unwrap_or(&all);
         for (&row, stats) in rows.iter().zip(stats.chunks_exact(self.rows.heads.q * room * 2)) {
             let is_padding = self.rows.sequences[row as usize] == u32::MAX;
-            let count = if is_padding { 1 } else { self.rows.splits(row as usize) };
+            let count = if is_padding { 1 } else { self.rows.splits(row as usize, is_coarse(self.kernel)) };
             let left = if count == 1 { 0 } else { count };
             for (i, split) in stats.chunks_exact(2).enumerate() {
                 assert_eq!(!split[0].is_nan(), i % room < left, "row {row}: split {}", i % room);
@@ -144,6 +149,9 @@ fn check_decode<E: Element>(
     window: usize,
     scores: Scores,
 ) {
+    if !rig.device.has(kernel) {
+        return;
+    }
     let mut cache = Cache::<E>::new(random, heads, lengths);
     let mut at = vec![(u32::MAX, 5)];
     for (sequence, &length) in lengths.iter().enumerate() {
@@ -391,6 +399,8 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
         (AttnDecode::attn_decode_f16_128_2, 2, 2, 128),
         (AttnDecode::attn_decode_f16_128_4, 4, 4, 128),
         (AttnDecode::attn_decode_f16_128_8, 8, 8, 128),
+        (AttnDecode::attn_decode_matrix_64, 8, 3, 64),
+        (AttnDecode::attn_decode_matrix_128, 8, 8, 128),
         (AttnDecode::attn_decode_f16_any_1, 1, 2, 80),
         (AttnDecode::attn_decode_f16_any_4, 4, 4, 80),
     ] {
@@ -425,6 +435,8 @@ fn check_variants(scores: Scores) {
     for (kernel, at_once, q, kv, dim) in [
         (AttnDecode::attn_decode_f16_64_8, 8, 14, 2, 64),
         (AttnDecode::attn_decode_f16_128_2, 2, 4, 2, 128),
+        (AttnDecode::attn_decode_matrix_64, 8, 20, 2, 64),
+        (AttnDecode::attn_decode_matrix_128, 8, 4, 2, 128),
         (AttnDecode::attn_decode_f16_any_4, 4, 6, 2, 96),
     ] {
         for window in [0, 40] {
@@ -460,6 +472,8 @@ fn rows_see_the_last_tokens_of_their_window() {
         (AttnDecode::attn_decode_f16_128_2, 2, 2, 1, 128),
         (AttnDecode::attn_decode_f16_128_4, 4, 4, 1, 128),
         (AttnDecode::attn_decode_f16_128_8, 8, 8, 1, 128),
+        (AttnDecode::attn_decode_matrix_64, 8, 7, 1, 64),
+        (AttnDecode::attn_decode_matrix_128, 8, 5, 1, 128),
         (AttnDecode::attn_decode_f16_any_1, 1, 2, 2, 20),
         (AttnDecode::attn_decode_f16_any_4, 4, 3, 1, 96),
     ] {
@@ -489,6 +503,8 @@ fn rows_see_the_last_tokens_of_their_window() {
     let kernel = (AttnDecode::attn_decode_f16_any_1, 1);
     for window in [40, 1000, 4000] {
         check_decode::<f16>(random, rig, kernel, heads, &[1025, 4096, 5000, 33_000], window, Scores::Near);
+        let (kernel, heads) = ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 2, kv: 1, dim: 64 });
+        check_decode::<f16>(random, rig, kernel, heads, &[1025, 4097, 5000], window, Scores::Near);
     }
 }
 

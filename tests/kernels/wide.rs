@@ -25,7 +25,7 @@ fn attend<E: Element>(
     let (heads, count) = (rows.heads, rows.len());
     let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
     let device = cache.upload(rig);
-    let splits = spare + (0..count).map(|row| rows.splits(row)).max().unwrap();
+    let splits = spare + (0..count).map(|row| rows.splits(row, false)).max().unwrap();
     let blocks = heads.kv * heads.group().div_ceil(WIDE_HEADS as usize);
     let (q, positions, row_seq) =
         (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences));

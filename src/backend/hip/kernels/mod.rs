@@ -267,7 +267,8 @@ const fn layout<const N: usize>(arguments: [(&'static str, ArgumentKind, usize);
 /// generates `struct Scale` with these fields, the constants `Scale::scale_f32` and `Scale::scale_f16`, and an entry
 /// for each in the module's `DECLARED`. Launch one with
 /// `device.launch(&stream, Scale::scale_f32, Grid::x(8), &Scale { values, .. })`. A number after a kernel's name says
-/// how many activation rows or query heads one of its workgroups takes, if not one.
+/// how many activation rows or query heads one of its workgroups takes, if not one. `on OfWave` after that says that only
+/// code for devices with this [`MatrixUnit`] has it.
 ///
 /// Every pointer has an extent in brackets: the elements that a launch may read or write there. It is an expression
 /// over the other fields, the launch (named at the top: [`Launch`], with the grid as `x`, `y`, `z`) and the functions
@@ -278,6 +279,8 @@ const fn layout<const N: usize>(arguments: [(&'static str, ArgumentKind, usize);
 /// * `[at least n]`: numbers in device memory decide which elements are touched, so the host does not know the end. The
 ///   field's doc names these numbers; whoever writes them keeps them inside. Also `[null or at least n]`.
 macro_rules! kernels {
+    (@unit) => { $crate::backend::hip::kernels::MatrixUnit::None };
+    (@unit $unit:ident) => { $crate::backend::hip::kernels::MatrixUnit::$unit };
     (@check $field:ident $launch:ident: $type:ty) => {
         const { assert!(matches!(<$type as $crate::backend::hip::kernels::Value>::KIND,
             $crate::backend::hip::kernels::ArgumentKind::Value), "a pointer without an extent") };
@@ -296,7 +299,7 @@ macro_rules! kernels {
     (@check $field:ident $launch:ident: $type:ty [$need:expr]) => {
         $launch.require(stringify!($field), $field.len(), $need)?;
     };
-    (|$launch:ident| $( $(#[$doc:meta])* $group:ident [$($kernel:ident $(: $columns:literal)?),* $(,)?] {
+    (|$launch:ident| $( $(#[$doc:meta])* $group:ident [$($kernel:ident $(: $columns:literal)? $(on $unit:ident)?),* $(,)?] {
         $( $(#[$field_doc:meta])* $field:ident : $type:ty $([$($extent:tt)+])? ),+ $(,)?
     } )*) => {
         $(
@@ -344,7 +347,7 @@ macro_rules! kernels {
             $( $( $crate::backend::hip::kernels::Declaration {
                 name: stringify!($kernel),
                 arguments: <$group as $crate::backend::hip::kernels::Arguments>::LAYOUT,
-                unit: $crate::backend::hip::kernels::MatrixUnit::None,
+                unit: kernels!(@unit $($unit)?),
             }, )* )*
         ];
     };

@@ -291,6 +291,8 @@ kernels! { |launch|
         attn_decode_i8_any_4: 4,
         attn_decode_f32_any_1,
         attn_decode_f32_any_4: 4,
+        attn_decode_matrix_64: 8 on OfWave,
+        attn_decode_matrix_128: 8 on OfWave,
     ] {
         /// f32 `[M][n_heads * head_dim]`. `rows` decides which rows. Not read with `qkv`.
         q: DevicePtr<f32> [

@@ -40,6 +40,8 @@ pub struct Kernel {
     /// Bytes of scratch memory per lane.
     scratch: u64,
     pub lds: u64,
+    /// Most threads of a workgroup.
+    pub threads: u32,
     arguments: Vec<Argument>,
 }
 
@@ -47,7 +49,7 @@ pub struct Kernel {
 impl Kernel {
     /// A kernel without arguments that takes these registers and this much LDS.
     pub fn taking(registers: u32, lds: u64) -> Self {
-        Self { name: "taking".into(), registers, spills: 0, scratch: 0, lds, arguments: vec![] }
+        Self { name: "taking".into(), registers, spills: 0, scratch: 0, lds, threads: 256, arguments: vec![] }
     }
 }
 
@@ -87,6 +89,7 @@ fn read(kernel: &Value) -> Option<Kernel> {
         spills: number(kernel, ".vgpr_spill_count")?,
         scratch: number(kernel, ".private_segment_fixed_size")?,
         lds: number(kernel, ".group_segment_fixed_size")?,
+        threads: u32::try_from(number(kernel, ".max_flat_workgroup_size")?).ok()?,
         arguments,
     })
 }

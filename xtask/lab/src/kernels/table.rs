@@ -13,7 +13,7 @@ use super::listing::{self, LoopLoads, loop_loads};
 use super::targets::Target;
 
 /// Kernels that the table shows.
-const HOT: [&str; 17] = [
+const HOT: [&str; 18] = [
     "gemv_q4_k_a8_1",
     "gemv_gated_q4_k_a8_1",
     "gemv_experts_q4_k_a8",
@@ -30,13 +30,12 @@ const HOT: [&str; 17] = [
     "gemm_q6_k_x16_16",
     "gemm_q8_0_x16_16",
     "gemm_experts_q4_k_x16_16",
+    "attn_decode_matrix_128",
     "attn_decode_f16_128_4",
 ];
 
 /// Latency of a load from memory under load, seconds.
 const LATENCY_S: f64 = 800e-9;
-/// Threads of a workgroup.
-const THREADS: u32 = 256;
 /// Outputs of a workgroup of `gemv_*` at a time (gemv/gemv.h).
 const OUTPUTS: u32 = 16;
 /// Rows of the matrix for which the share is estimated too: an attention output of a model with 8 billion weights.
@@ -90,7 +89,7 @@ impl Unit {
         let waves = (self.registers / taken).min(self.waves_max) * self.simds;
         let by_lds =
             self.lds.checked_div(kernel.lds).map_or(u32::MAX, |most| most.try_into().unwrap_or(u32::MAX));
-        (waves * self.lanes / THREADS).min(by_lds)
+        (waves * self.lanes / kernel.threads).min(by_lds)
     }
 }
 
@@ -126,7 +125,7 @@ fn row(target: &'static Target, kernel: &Kernel, code: &listing::Kernel<'_>) -> 
     let unit = Unit::of(target.name);
     let pass = streaming_pass(code, target.stores_count_as_loads())?;
     let workgroups = unit.workgroups(kernel);
-    let of_workgroup = pass.bytes_in_flight() * f64::from(THREADS);
+    let of_workgroup = pass.bytes_in_flight() * f64::from(kernel.threads);
     let share = |device: &Device, resident: u32| {
         100.0 * (f64::from(resident) * of_workgroup / LATENCY_S / device.bytes_per_s).min(1.0)
     };
@@ -140,7 +139,7 @@ fn row(target: &'static Target, kernel: &Kernel, code: &listing::Kernel<'_>) -> 
         kernel: code.name.into(),
         registers: kernel.registers,
         lds: kernel.lds,
-        waves: workgroups * THREADS / unit.lanes,
+        waves: workgroups * kernel.threads / unit.lanes,
         loads: loop_loads(code),
         pass,
         flat: code.instructions().filter(|instruction| instruction.name.starts_with("flat_")).count(),

@@ -10,13 +10,13 @@ use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MA
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted, is_wide};
 use crate::backend::hip::step::scratch::{SPLITS_MAX, padded};
-use crate::backend::hip::{DevicePtr, Grid};
+use crate::backend::hip::{DevicePtr, Grid, WORKGROUP};
 use crate::backend::{BackendError, KvType};
 
 /// Values of a row that two tiles of f16 rows hold (kernels/common/tiled.h).
 const TILED_COLS: u32 = 128;
 
-/// Workgroups of `attn_decode` that a large device runs at a time: two on each of its units.
+/// Workgroups of 256 threads of `attn_decode` that a large device runs at a time: two on each of its units.
 const DECODE_BLOCKS: u64 = 256;
 
 /// Smallest split, in tokens.
@@ -37,17 +37,56 @@ pub fn splits_of(len: u32, window: u32) -> u32 {
     if window == 0 { all } else { all.min(window.div_ceil(tokens).saturating_add(1)) }
 }
 
-/// Splits that a workgroup of `attn_decode` takes: a power of two, so that all workgroups of a launch together take at
-/// most [`SPLITS_MAX`]. One, until there are more workgroups than a large device runs at a time. Each group of splits
-/// then saves the look-up of its row, its queries and the wait for the others.
-fn splits_of_block(blocks: u32, splits: u32, rows: usize) -> u32 {
-    let all = u64::from(blocks) * u64::from(splits) * rows as u64;
-    let each = (all / DECODE_BLOCKS).clamp(1, u64::from(splits.max(1)));
-    1 << each.ilog2()
+/// Most splits of a row with this many of [`splits_of`] where they are cut by `coarse_split_tokens`
+/// (kernels/attention/splits.h): twice as long, and 256 tokens at least.
+fn coarse_splits(splits: u32, window: u32) -> u32 {
+    match (splits, window) {
+        (0..=4, 0) => 1,
+        (_, 0) => splits.div_ceil(2),
+        // They may begin earlier before the window.
+        _ => splits.div_ceil(2) + 1,
+    }
 }
 
-/// The kernel for these heads, and the query heads per workgroup.
-fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, u32) {
+/// Splits that a workgroup of `attn_decode` takes: all, or a power of two, so that all workgroups of a row together take at
+/// most [`SPLITS_MAX`]. One, until there are more workgroups than the device runs `at_once`. Each group of splits
+/// then saves the look-up of its row, its queries and the wait for the others.
+fn splits_of_block(blocks: u32, splits: u32, rows: usize, at_once: u64) -> u32 {
+    let all = u64::from(blocks) * u64::from(splits) * rows as u64;
+    let each = all / at_once;
+    if each >= u64::from(splits) { splits.max(1) } else { 1 << each.max(1).ilog2() }
+}
+
+/// A kernel of decode attention.
+#[derive(Clone, Copy)]
+struct Decode {
+    kernel: Kernel<AttnDecode>,
+    /// Query heads of a workgroup.
+    heads: u32,
+    /// Threads of a workgroup.
+    threads: u32,
+    /// Workgroups that a large device runs at a time.
+    at_once: u64,
+    /// Its splits are longer: [`coarse_splits`].
+    coarse: bool,
+}
+
+/// The kernel for these heads, in a launch of so many rows.
+fn decode_kernel(modes: Modes, head_dim: u32, group: u32, rows: usize) -> Decode {
+    let on_matrix_unit = match (modes.kv, head_dim) {
+        (KvType::F16, 64) => Some(AttnDecode::attn_decode_matrix_64),
+        (KvType::F16, 128) => Some(AttnDecode::attn_decode_matrix_128),
+        _ => None,
+    };
+    if let Some(kernel) = on_matrix_unit.filter(|_| rows >= modes.thresholds().attention_matrix_from) {
+        return Decode { kernel, heads: 8, threads: WORKGROUP / 2, at_once: 2 * DECODE_BLOCKS, coarse: true };
+    }
+    let (kernel, heads) = plain_kernel(modes.kv, head_dim, group);
+    Decode { kernel, heads, threads: WORKGROUP, at_once: DECODE_BLOCKS, coarse: false }
+}
+
+/// The kernel on vector units for these heads, and the query heads per workgroup.
+fn plain_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, u32) {
     let of = |kernels: &[(Kernel<AttnDecode>, u32)]| {
         let fits = kernels.iter().find(|(_, heads)| *heads >= group);
         fits.or(kernels.last()).copied()
@@ -92,7 +131,8 @@ fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, 
 
 /// Whether decode attention can write 8-bit rows: every workgroup must write whole groups of 32 values.
 fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
-    let (_, heads) = decode_kernel(kv, head_dim, group);
+    // Eight heads of a matrix unit's kernel are whole groups too.
+    let (_, heads) = plain_kernel(kv, head_dim, group);
     let whole = |heads: u32| (heads * head_dim).is_multiple_of(32);
     whole(heads) && whole(group)
 }
@@ -188,7 +228,8 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let group = unit.heads / unit.kv.heads.max(1);
         let (a8, half) = (form == Form::A8, form == Form::Half);
-        let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
+        let Decode { kernel, heads, threads, at_once, coarse } =
+            decode_kernel(self.bound.modes, unit.head_dim, group, count);
         let cols = unit.heads * unit.head_dim;
         let padded = padded(cols as usize);
         let out = if a8 || half { DevicePtr::NULL } else { self.floats(&unit.out) };
@@ -199,7 +240,8 @@ impl Run<'_> {
         let sinks = weights.optional(unit.sinks);
         let blocks = unit.kv.heads * group.div_ceil(heads);
         let splits = self.splits(unit.windows_at);
-        let each = splits_of_block(blocks, splits, count);
+        let splits = if coarse { coarse_splits(splits, unit.window) } else { splits };
+        let each = splits_of_block(blocks, splits, count, at_once);
         let groups = splits.div_ceil(each);
         let together = ATTENTION_ROWS * (SPLITS_MAX / (groups * each).clamp(1, SPLITS_MAX)) as usize;
         let together = together.min(ATTENTION_ROWS_MAX);
@@ -246,7 +288,7 @@ impl Run<'_> {
                 rope_dims,
                 pairs_by_halves,
             };
-            let grid = Grid::xyz(blocks, groups, rows);
+            let grid = Grid::xyz(blocks, groups, rows).threads(threads);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
         Ok(())
@@ -259,9 +301,9 @@ mod tests {
 
     #[test]
     fn workgroups_take_several_splits_where_there_are_many_rows() {
-        let of = |splits, rows| splits_of_block(8, splits, rows);
+        let of = |splits, rows| splits_of_block(8, splits, rows, DECODE_BLOCKS);
         assert_eq!([of(1, 1), of(1, 512), of(9, 1), of(32, 1)], [1, 1, 1, 1]);
-        assert_eq!([of(9, 16), of(9, 64), of(128, 64)], [4, 8, 128]);
+        assert_eq!([of(9, 16), of(9, 64), of(128, 64), of(3, 64)], [4, 9, 128, 3]);
         for (splits, rows) in [(1u32, 64usize), (9, 16), (100, 64), (127, 3), (128, 64)] {
             let each = of(splits, rows);
             assert!(splits.div_ceil(each) * each <= SPLITS_MAX, "{splits} splits, {rows} rows");
@@ -289,6 +331,27 @@ mod tests {
             };
             let needed = len.div_ceil(tokens) - len.saturating_sub(window) / tokens;
             assert!(splits_of(len, window) >= needed, "{len} {window}");
+        }
+    }
+
+    #[test]
+    fn coarse_splits_are_enough_for_every_row() {
+        for len in (1..1500u32).chain([4095, 4096, 4097, 33_000, 70_000]) {
+            for window in [0u32, 1, 40, 64, 200, 1000, 5000] {
+                let fine = match len {
+                    0..=1024 => 64,
+                    1025..=4096 => 128,
+                    _ => len.div_ceil(SPLITS_MAX).next_power_of_two().max(256),
+                };
+                let tokens = if len <= 256 { 256 } else { 2 * fine };
+                let unseen = if window == 0 { 0 } else { len.saturating_sub(window) };
+                let needed = len.div_ceil(tokens) - unseen / tokens;
+                let most = splits_of(len, window);
+                let recorded = most.next_power_of_two().min(SPLITS_MAX);
+                for splits in [most, recorded].map(|splits| coarse_splits(splits, window)) {
+                    assert!((needed..=SPLITS_MAX).contains(&splits), "{len} {window}: {splits} of {needed}");
+                }
+            }
         }
     }
 }
