@@ -1,4 +1,5 @@
-// What both bodies of attn_decode share: the task, a block's place in it, heads that the block makes, and the join of a row's splits.
+// What both bodies of attn_decode share: the task, a block's place in it, heads that the block makes, the join of a row's
+// splits.
 #pragma once
 #include "../common/activation.h"
 #include "../common/heads.h"
@@ -201,8 +202,9 @@ template <class T, u32 WIDTH> struct Newest {
     }
 };
 
-// Makes the block's heads: `count` queries, scaled, to `queries`, where those past the block's last are the last again; where the row's
-// own token is the block's, its key and value to `newest` and, from one block of the KV head, to their page. EXACT: head_dim is WIDTH.
+// Makes the block's heads: `count` queries, scaled, to `queries`, where those past the block's last are the last again; where the
+// row's own token is the block's, its key and value to `newest` and, from one block of the KV head, to their page. EXACT: head_dim
+// is WIDTH.
 template <u32 THREADS, bool EXACT, class T, u32 WIDTH>
 DEV void make_heads(const Task& t, const Place& at, u32 count, f32* queries, const HeadPages<T>& pages, const Newest<T, WIDTH>& newest) {
     constexpr u32 TEAMS = THREADS / TEAM;

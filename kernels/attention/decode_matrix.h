@@ -1,10 +1,11 @@
 // attn_decode on a matrix unit: f16 pages, heads whose size is known when compiled.
 //
-// A wave takes a chunk of 16 tokens at a time. Keys are the rows of a product with up to 8 queries; values, read as columns, are the rows
-// of a product with the weights. Both go from memory to the registers where the unit wants them. Queries and weights are the sums of two
-// f16 numbers each, in neighbouring columns of the unit: results are as near as with f32.
+// A wave takes a chunk of 16 tokens at a time. Keys are the rows of a product with up to 8 queries; values, read as columns, are
+// the rows of a product with the weights. Both go from memory to the registers where the unit wants them. Queries and weights are
+// the sums of two f16 numbers each, in columns 8 apart: results are as near as with f32.
 //
-// The waves of a block share each split, chunk by chunk in turn. Where registers suffice, the next chunk loads while one is computed.
+// The waves of a block share each split, chunk by chunk in turn. Where registers suffice, the next chunk loads while one is
+// computed.
 #pragma once
 #include "decode.h"
 
@@ -27,17 +28,17 @@ struct Pair {
 
 // The chunks that a wave takes, one after the other. Tokens from..end of a chunk count.
 template <u32 HEAD> struct Chunk {
-    // Sums of 16 values at a time, and the values of a head that a row of such a tile stands for.
+    // Strips that hold a lane's part of a key, and products that a value takes: each has 16 rows.
     static constexpr u32 PARTS = HEAD / (16 * Strip::K_LANES), TILES = HEAD / 16;
-    // Registers of keys, values and sums, and whether they leave room for the next chunk to load while one is computed. With 192, on
-    // RDNA 3, AMD's compiler would spill 334 of 256.
+    // Registers of keys, values and sums, and whether they leave room for the next chunk to load while one is computed. With
+    // 192, on RDNA 3, AMD's compiler would spill 334 of 256.
     static constexpr u32 HELD = PARTS * Strip::HELD * 8 + Frag::A::SIZE * 4 + TILES * Frag::Folded::SIZE;
     static constexpr bool AHEAD = HELD <= 128;
     const Task& task;
     u32 sequence, kv_head;
     const f16* plane;
     u32 first, from, end;
-    // Where the keys of a page lie, page `page` + lane() of the sequence, up to its last. An address takes two loads, one after the other.
+    // Where the keys of page `page` + lane() of the sequence lie, up to its last. An address takes two loads, one after the other.
     u64 address;
     u32 page, last_page;
 
@@ -292,8 +293,8 @@ template <u32 HEAD> struct Flight {
         if (at.has_next()) chunk.begin(at.end, min_u32(at.end + at.tokens, at.len));
     }
 
-    // Adds the wave's chunks of the split. The first of the next split are on their way at its end. `newest`: the row's own token, where
-    // the block `makes` it.
+    // Adds the wave's chunks of the split. The first of the next split are on their way at its end. `newest`: the row's own token,
+    // where the block `makes` it.
     DEV void add_split(const Task& t, const Place& at, const MatrixShared<HEAD>& lds, MatrixState<HEAD>& state,
                        const Newest<f16, HEAD>& newest, bool makes) {
         constexpr bool AHEAD = Chunk<HEAD>::AHEAD;
