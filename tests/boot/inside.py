@@ -20,7 +20,7 @@ import threading
 import time
 
 from gateway import serves_http
-from steps import expect, run, shown, until
+from steps import expect, reload, run, shown, until
 
 PACKAGE = pathlib.Path("/opt/boot/rocmforge.deb")
 README = pathlib.Path("/opt/boot/README.md")
@@ -205,14 +205,12 @@ def reloads(_):
     shutil.copy(f"/opt/boot/{MODEL}.gguf", more / "second.gguf")
     own = pathlib.Path("/etc/rocmforge/conf.d/own.toml")
     own.write_text('models = ["/var/lib/rocmforge/models", "/srv/models"]')
-    run("systemctl", "reload", SERVICE)
-    names = [model["name"] for model in json.loads(client("--json", "list").stdout)["models"]]
-    expect(sorted(names) == ["second", MODEL], f"after the reload: {names}")
+    reload(SERVICE)
     states = {model["name"]: model["state"] for model in json.loads(client("--json", "list").stdout)["models"]}
-    expect(states == {"second": "registered", MODEL: "mapped"}, f"the reload changed the mapped models: {states}")
+    expect(states == {"second": "registered", MODEL: "mapped"}, f"after the reload: {states}")
     expect(main_pid() == pid, "the reload restarted the daemon")
     own.unlink()
-    run("systemctl", "reload", SERVICE)
+    reload(SERVICE)
     return "a drop-in of the configuration taken and dropped by reloads, process kept"
 
 
@@ -287,7 +285,7 @@ def obeys_its_policy(_):
     for key, who in [("administrators = []", 'administrators = ["dave"]'), ('load = ["*"]', 'load = ["@ai"]')]:
         expect(f"\n#{key}\n" in text, f"the example does not show {key}")
         config.write_text(config.read_text().replace(f"\n#{key}\n", f"\n{who}\n"))
-    run("systemctl", "reload", SERVICE)
+    reload(SERVICE)
     client("unload", MODEL, user="root")
     loads = {user: client("--json", "load", MODEL, user=user, check=False) for user in ["alice", "carol", "dave", "root"]}
     came = {user: done.returncode for user, done in loads.items()}
@@ -300,7 +298,7 @@ def obeys_its_policy(_):
     said = {user: status_says("you may", user) for user in ["alice", "dave"]}
     expect("policy.load" in said["alice"] and said["dave"].startswith("everything"), f"said: {said}")
     config.write_text(text)
-    run("systemctl", "reload", SERVICE)
+    reload(SERVICE)
     client("load", MODEL)
     return "a user, a group, an administrator and root told apart; the refusal names policy.load"
 

@@ -31,3 +31,13 @@ def until(what, condition, seconds):
 
 def shown(unit, key):
     return run("systemctl", "show", "--value", "--property", key, unit).stdout.strip()
+
+
+def reload(unit):
+    """Reloads the daemon's configuration, and waits until it is in force. Before version 253, systemd does not."""
+    def times():
+        return run("journalctl", "--boot", "--output=cat", f"--unit={unit}").stdout.count("configuration read again")
+
+    before = times()
+    run("systemctl", "reload", unit)
+    until("the configuration is read again", lambda: times() > before, 5)
