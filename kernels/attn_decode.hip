@@ -20,7 +20,8 @@
 //            32; a block does g query heads of a KV head, so that it reads keys and values once for them.
 //            attn_decode_matrix_<64 | 128>, where HAS_MATRIX_UNIT: f16 pages, that head_dim, g = 8
 // Requires   with qkv: no two rows of one sequence. g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
-//            4, and f16 or i8 pages (past 65504 a result of the latter is infinite)
+//            4, and f16 or i8 pages (past 65504 a result of the latter is infinite).
+//            attn_decode_matrix: no query times `scale` is past 65504
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256, of attn_decode_matrix 128. split_tokens
 //            (attention/splits.h) cuts a row by its position; a row has the splits that reach into its window. A block takes `each`
 //            splits, one after the other. splits >= what any row has, and may be more. Blocks past a row's own splits return at once

@@ -33,7 +33,7 @@ pub const DECODES: [DecodeCase; 15] = [
 
 /// Threads of a workgroup of decode attention.
 pub fn threads(kernel: Kernel<AttnDecode>) -> u32 {
-    if kernel.name().starts_with("attn_decode_matrix") { 128 } else { 256 }
+    if is_coarse(kernel) { 128 } else { 256 }
 }
 
 /// The same of pages with codes, and of heads of other whole groups.
@@ -64,9 +64,9 @@ pub fn scale(heads: Heads) -> f32 {
     std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
 }
 
-/// Whether decode attention cuts rows into coarse splits.
+/// Whether decode attention cuts rows into coarse splits: on the matrix unit.
 pub fn is_coarse(kernel: Kernel<AttnDecode>) -> bool {
-    threads(kernel) == 128
+    kernel.name().starts_with("attn_decode_matrix")
 }
 
 /// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).

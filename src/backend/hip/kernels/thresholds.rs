@@ -140,7 +140,6 @@ pub const fn of(unit: MatrixUnit, order: Order) -> Thresholds {
         Order::ByRows => TILED_ROWS,
         Order::Fixed => NEVER,
     };
-    let attention_matrix_from = NEVER;
     match (unit, order) {
         (MatrixUnit::None, Order::ByRows) => NONE,
         (MatrixUnit::OfWave, Order::ByRows) => OF_WAVE,
@@ -151,14 +150,14 @@ pub const fn of(unit: MatrixUnit, order: Order) -> Thresholds {
             expanded_from: Some(NEVER),
             sorted_from: Some(1),
             tiled_from,
-            attention_matrix_from,
+            attention_matrix_from: NEVER,
             ..OF_WAVE
         },
         (MatrixUnit::AcrossWaves, Order::Fixed) => Thresholds {
             half_from: 1,
             sorted_from: Some(1),
             tiled_from,
-            attention_matrix_from,
+            attention_matrix_from: NEVER,
             ..ACROSS_WAVES
         },
     }
@@ -251,6 +250,7 @@ mod tests {
         for unit in [MatrixUnit::None, MatrixUnit::OfWave, MatrixUnit::AcrossWaves] {
             let fixed = of(unit, Order::Fixed);
             assert!(fixed.tiled_from > STEP_ROWS && fixed.sorted_from.is_none_or(|from| from == 1));
+            assert!(fixed.attention_matrix_from > STEP_ROWS, "{unit:?}: attention sums in another order");
             for dtype in [DType::Q4_K, DType::F16, DType::F32] {
                 let at = |rows| family(fixed, ActivationType::Int8, dtype, rows, 256);
                 assert!((2..=4096).all(|rows| at(rows) == at(1)), "{unit:?}, {dtype}");
