@@ -1,5 +1,6 @@
 //! The users of an attack, each in a process of its own.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -43,6 +44,8 @@ pub enum Attack {
     Short,
     /// Long prompts without an end.
     Prompts,
+    /// The 20 likeliest tokens at each place of random prompts, sixty at a time on each of a few connections, without an end.
+    Scores,
     /// Sixty long prompts on each of a few connections, all cancelled after 50 ms, without an end.
     Cancels,
     /// Answers of a large model that the attacker passed, from a file with holes for weights: 8 billion, or 9 million on the
@@ -77,11 +80,12 @@ pub enum Attack {
 }
 
 impl Attack {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
         Self::Prompts,
+        Self::Scores,
         Self::Cancels,
         Self::Slow,
         Self::Headers,
@@ -165,6 +169,7 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Endless => repeat(&options, 2 * MANY, &answer_of(400)),
         Attack::Short => short(&options),
         Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
+        Attack::Scores => scores(&options, args.emulated),
         Attack::Cancels => cancels(&options),
         Attack::Slow => slow(&options, args.emulated),
         Attack::Headers => headers(&options),
@@ -250,6 +255,34 @@ fn short(options: &Options) {
                     open.into_iter().for_each(|generation| drop(collect(Ok(generation))));
                 }
             });
+        }
+    });
+}
+
+/// Most connections keep sixty requests waiting, which is as many as the user may have. The others' frames of 24 KB are refused.
+fn scores(options: &Options, emulated: bool) {
+    let length = if emulated { PROMPT_IDS } else { 6_000 };
+    let (turn, connections) = (
+        AtomicU32::new(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()),
+        AtomicUsize::new(0),
+    );
+    let request = || {
+        let mut state = turn.fetch_add(1, Ordering::Relaxed);
+        let ids = (0..length).map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            3 + (state >> 16) % 500
+        });
+        GenerateRequest { prompt: Prompt::Ids(ids.collect()), ..answer_of(1) }.with_scores(20)
+    };
+    threads(20, || {
+        let Ok(connection) = Connection::connect(options) else { return };
+        let most = if connections.fetch_add(1, Ordering::Relaxed) < 18 { 60 } else { 1 };
+        let mut open = VecDeque::new();
+        while let Ok(generation) = connection.generate(&request()) {
+            open.push_back(generation);
+            if open.len() == most && open.pop_front().is_some_and(|first| collect(Ok(first)).is_err()) {
+                thread::sleep(Duration::from_millis(5));
+            }
         }
     });
 }
