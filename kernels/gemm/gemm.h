@@ -16,13 +16,17 @@
 //            null, n more follow, of the matrix at table1[expert]. A tile without members, or of an expert at address 0, writes
 //            nothing
 //            gemm_wide_t_x16_m and gemm_wide_experts_t_x16_m: the same without x_stride; x in tiles (common/tiled.h)
+//            gemm_cluster_t_x16_m: as gemm_wide_t_x16_m, without parts and counters
 // Variants   m: rows of a block, 16, 32 or 64. Only for targets with a matrix unit
 //            gemm_wide: m is also 128 and, but for experts, 256. Only for targets with a wide matrix unit
+//            gemm_cluster: m is 256. Only for targets with a wide matrix unit whose blocks copy for each other
 // Requires   cols a multiple of the type's block; of F16 and BF16, of 8
 // Launch     grid = (tiles of 128 outputs of one matrix, ceil(rows / m), splits), block = 256. Split z sums the z-th run of
 //            ceil(steps / splits) steps of 128 inputs; the last block of a tile to end adds up its splits in order
 //            gemm_experts: grid = (tiles of 128 outputs of both matrices, tiles of pairs), block = 256
 //            gemm_wide: LDS of 4 steps of m rows, 3 where m is 256, and 1024 bytes
+//            gemm_cluster: grid = (an even number of blocks, as many as run at a time), block = 384, LDS as gemm_wide. Pairs of
+//            blocks take pairs of tiles in turn
 // Alignment  16 bytes for planes and x; x_stride is a multiple of 8
 // Sums in    f32: a split's steps in order, within a step as the matrix unit adds; then the splits in order. A row's bits
 //            depend on the splits, but not on m, on the other rows or on the other grid dimensions
@@ -34,29 +38,11 @@
 //            from a cache; twice 512 * m bytes of parts per block where grid z is above 1; memory-bound for few rows, bound by
 //            decoding up to some 100 and then by the matrix unit
 #pragma once
+#include "cluster.h"
 #include "lanes.h"
 #include "wide.h"
 
 #if HAS_MATRIX_UNIT
-
-struct Matrix {
-    const u8* w;
-    const f32* bias;
-    u32 n;
-    f32* out;
-};
-
-// The matrix of a block, and its first output there. A grid may be too wide: then that is past the last one.
-struct Tile {
-    Matrix matrix;
-    u32 first;
-
-    DEV Tile(const Matrix& m0, const Matrix& m1, const Matrix& m2, u32 number) {
-        const u32 end0 = ceil_div(m0.n, TILE), end1 = end0 + ceil_div(m1.n, TILE);
-        matrix = number < end0 ? m0 : number < end1 ? m1 : m2;
-        first = (number - (number < end0 ? 0 : number < end1 ? end0 : end1)) * TILE;
-    }
-};
 
 // Unit: the matrix unit, Lanes or AcrossWaves.
 template <class Unit, class T>
@@ -80,7 +66,7 @@ DEV void gemm(const Matrix& m0, const Matrix& m1, const Matrix& m2, u32 cols, co
     let_successor_start();
     const Tile to(m0, m1, m2, computed_again(block) / grid_y());
     const Out<Neighbours> out = {to.matrix.out, x_scale, to.matrix.bias, which, to.first, to.matrix.n, out_stride, add};
-    if (grid_z() == 1) sums.each([&](u32 r, const auto& o, const auto& sum) { out.put(r, o, sum); });
+    if (grid_z() == 1) sums.put(out);
     else splits.join(sums, out);
 }
 
@@ -104,7 +90,7 @@ DEV void gemm_experts(const u64* table0, const u64* table1, const u32* tiles, co
     Unit::template multiply<T>(x, x_stride, which, weights, 0, ceil_div(cols, STEP), sums);
     let_successor_start();
     const Out<Pairs> to = {out + (table == table0 ? 0 : n), x_scale, nullptr, which, first, n, out_stride, 0};
-    sums.each([&](u32 r, const auto& o, const auto& sum) { to.put(r, o, sum); });
+    sums.put(to);
 }
 
 #define GEMM_LANES(NAME, T, M)                                                                                                 \
@@ -126,6 +112,17 @@ DEV void gemm_experts(const u64* table0, const u64* table1, const u32* tiles, co
         gemm<AcrossWaves<M>, T>({w0, bias0, n0, out}, {w1, bias1, n1, out + n0}, {w2, bias2, n2, out + n0 + n1}, cols, x, 0,   \
                                 x_scale, rows, out_stride, add, {parts, counters});                                            \
     }
+#if HAS_WIDE_MATRIX && HAS_BULK_COPY
+#define GEMM_CLUSTER(NAME, T, M)                                                                                               \
+    KERNEL_CLUSTER(CLUSTER_THREADS, gemm_cluster_##NAME##_x16_##M, const u8* w0, const u8* w1, const u8* w2, u32 n0, u32 n1,   \
+                   u32 n2, const f32* bias0, const f32* bias1, const f32* bias2, u32 cols, const f16* x, const f32* x_scale,   \
+                   u32 rows, f32* out, u32 out_stride, u32 add) {                                                              \
+        gemm_cluster<T, M>({w0, bias0, n0, out}, {w1, bias1, n1, out + n0}, {w2, bias2, n2, out + n0 + n1}, cols, x, x_scale,  \
+                           rows, out_stride, add);                                                                             \
+    }
+#else
+#define GEMM_CLUSTER(NAME, T, M)
+#endif
 #define GEMM_ACROSS_EXPERTS(KERNEL_OF, NAME, T, M)                                                                             \
     KERNEL_OF(256, gemm_wide_experts_##NAME##_x16_##M, const u64* table0, const u64* table1, const u32* tiles,                 \
               const u32* members, u32 n, u32 cols, const f16* x, const f32* x_scale, u32 slots, f32* out, u32 out_stride) {    \
@@ -138,13 +135,15 @@ DEV void gemm_experts(const u64* table0, const u64* table1, const u32* tiles, co
     GEMM_ACROSS(KERNEL, NAME, T, 32)                                                                                           \
     GEMM_ACROSS(KERNEL, NAME, T, 64)                                                                                           \
     GEMM_ACROSS(KERNEL, NAME, T, 128)                                                                                          \
-    GEMM_ACROSS(KERNEL, NAME, T, 256)
+    GEMM_ACROSS(KERNEL, NAME, T, 256)                                                                                          \
+    GEMM_CLUSTER(NAME, T, 256)
 #define GEMM_WIDE(NAME, T)                                                                                                     \
     GEMM_ACROSS(KERNEL_TWICE, NAME, T, 16)                                                                                     \
     GEMM_ACROSS(KERNEL_TWICE, NAME, T, 32)                                                                                     \
     GEMM_ACROSS(KERNEL_TWICE, NAME, T, 64)                                                                                     \
     GEMM_ACROSS(KERNEL, NAME, T, 128)                                                                                          \
     GEMM_ACROSS(KERNEL, NAME, T, 256)                                                                                          \
+    GEMM_CLUSTER(NAME, T, 256)                                                                                                 \
     GEMM_ACROSS_EXPERTS(KERNEL_TWICE, NAME, T, 16)                                                                             \
     GEMM_ACROSS_EXPERTS(KERNEL_TWICE, NAME, T, 32)                                                                             \
     GEMM_ACROSS_EXPERTS(KERNEL_TWICE, NAME, T, 64)

@@ -100,6 +100,10 @@ template <u32 M> struct LaneSums {
             }
         }
     }
+    // Writes the sums.
+    template <class Which> DEV void put(const Out<Which>& out) const {
+        each([&](u32 r, const auto& o, const auto& sum) { out.put(r, o, sum); });
+    }
 };
 
 // Adds the sums of steps `begin` .. `end`. Weights come two passes ahead of their use, x one step.

@@ -9,6 +9,28 @@ constexpr u32 STEP = 128, GROUPS = STEP / 32, TILE = 128, WAVES = 256 / WAVE;
 // Tiles of 16 outputs of a wave.
 constexpr u32 ACROSS = TILE / 16 / WAVES;
 
+struct Matrix {
+    const u8* w;
+    const f32* bias;
+    u32 n;
+    f32* out;
+};
+
+// The matrix of a block, and its first output there. A grid may be too wide: then that is past the last one.
+struct Tile {
+    Matrix matrix;
+    u32 first;
+
+    DEV static u32 count(const Matrix& m0, const Matrix& m1, const Matrix& m2) {
+        return ceil_div(m0.n, TILE) + ceil_div(m1.n, TILE) + ceil_div(m2.n, TILE);
+    }
+    DEV Tile(const Matrix& m0, const Matrix& m1, const Matrix& m2, u32 number) {
+        const u32 end0 = ceil_div(m0.n, TILE), end1 = end0 + ceil_div(m1.n, TILE);
+        matrix = number < end0 ? m0 : number < end1 ? m1 : m2;
+        first = (number - (number < end0 ? 0 : number < end1 ? end0 : end1)) * TILE;
+    }
+};
+
 // The rows of a block: neighbours.
 struct Neighbours {
     static constexpr bool ARE_NEIGHBOURS = true;
@@ -121,6 +143,28 @@ template <class Which> struct Out {
             if (bias != nullptr) v += bias[first + o[i]];
             if (add != 0) v += row[o[i]];
             row[o[i]] = v;
+        }
+    }
+    // The same of some rows: all of them are read before one is written.
+    template <u32 ROWS, u32 COUNT> DEV void put(const u32 (&r)[ROWS], const u32 (&o)[COUNT], const f32 (&sums)[ROWS][COUNT]) const {
+        f32 by[ROWS], old[ROWS][COUNT];
+        UNROLL for (u32 k = 0; k < ROWS; k++) by[k] = r[k] < which.count ? scale[which.from(r[k])] : 0.0f;
+        if (add != 0) {
+            UNROLL for (u32 k = 0; k < ROWS; k++) {
+                UNROLL for (u32 i = 0; i < COUNT; i++) {
+                    const bool real = r[k] < which.count && first + o[i] < n;
+                    old[k][i] = real ? p[u64(which.to(r[k])) * stride + first + o[i]] : 0.0f;
+                }
+            }
+        }
+        UNROLL for (u32 k = 0; k < ROWS; k++) {
+            UNROLL for (u32 i = 0; i < COUNT; i++) {
+                if (r[k] >= which.count || first + o[i] >= n) continue;
+                f32 v = by[k] * sums[k][i];
+                if (bias != nullptr) v += bias[first + o[i]];
+                if (add != 0) v += old[k][i];
+                p[u64(which.to(r[k])) * stride + first + o[i]] = v;
+            }
         }
     }
 };

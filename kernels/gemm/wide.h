@@ -119,6 +119,21 @@ template <u32 M> struct WideSums : Wide::Sums<M> {
             f(this->row(i), o, sums);
         }
     }
+    // Writes the sums, some rows at a time: their loads are in flight together.
+    template <class Which> DEV void put(const Out<Which>& out) const {
+        constexpr u32 ROWS = Wide::Sums<M>::ROWS, TOGETHER = ROWS < 8 ? ROWS : 8;
+        u32 o[Wide::HELD];
+        UNROLL for (u32 h = 0; h < Wide::HELD; h++) o[h] = wave() * 16 + Wide::held(h);
+        UNROLL for (u32 start = 0; start < ROWS; start += TOGETHER) {
+            u32 rows[TOGETHER];
+            f32 sums[TOGETHER][Wide::HELD];
+            UNROLL for (u32 i = 0; i < TOGETHER; i++) {
+                rows[i] = this->row(start + i);
+                UNROLL for (u32 h = 0; h < Wide::HELD; h++) sums[i][h] = this->get(start + i, h);
+            }
+            out.put(rows, o, sums);
+        }
+    }
 };
 
 // Weights of quantised types.
@@ -178,12 +193,14 @@ template <class T> struct WideFloats {
     };
     DEV Ahead load(u32 step) const {
         Ahead loaded;
+        UNROLL for (u32 c = 0; c < 4; c++) load_chunk(step, c, loaded);
+        return loaded;
+    }
+    // One of the four chunks.
+    DEV void load_chunk(u32 step, u32 c, Ahead& loaded) const {
         const u32 first = min_u32(4 * group(step), chunks - 1);
         loaded.count = min_u32(chunks - first, 4);
-        UNROLL for (u32 c = 0; c < 4; c++) {
-            UNROLL for (u32 h = 0; h < Wide::HELD; h++) loaded.raw[h][c] = T::load(block, row[h] + first + min_u32(c, loaded.count - 1));
-        }
-        return loaded;
+        UNROLL for (u32 h = 0; h < Wide::HELD; h++) loaded.raw[h][c] = T::load(block, row[h] + first + min_u32(c, loaded.count - 1));
     }
 
     struct Now {

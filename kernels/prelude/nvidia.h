@@ -13,6 +13,8 @@
 #define KERNEL_TWICE(THREADS, NAME, ...) KERNEL_TIMES(THREADS, 2, NAME, __VA_ARGS__)
 #define KERNEL_TIMES(THREADS, TIMES, NAME, ...)                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS, TIMES) NAME(__VA_ARGS__)
+#define KERNEL_CLUSTER(THREADS, NAME, ...)                                                                                     \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS) NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
 #define CONSTANT static __device__ const
 #define LDS(NAME, ...) __shared__ __align__(16) Same<__VA_ARGS__> NAME

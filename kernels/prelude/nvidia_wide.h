@@ -85,6 +85,13 @@ struct CopyBarrier {
     // One thread, and a barrier of the block after it.
     DEV void begin(u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at()), "r"(arrivals) : "memory"); }
     DEV void arrive() { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at()) : "memory"); }
+    // Arrives at the barrier in the same place of another block of the cluster.
+    DEV void arrive_in(u32 rank) {
+        asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(
+                         at()),
+                     "r"(rank)
+                     : "memory");
+    }
     // Arrives, and makes the phase last until so many bytes are there.
     DEV void expect(u32 bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
@@ -105,3 +112,25 @@ DEV void copy_bulk_async(void* lds, const void* p, u32 bytes, CopyBarrier& barri
                  "l"(__cvta_generic_to_global(p)), "r"(bytes), "r"(barrier.at())
                  : "memory");
 }
+// The same to the same place in the LDS of both blocks of a cluster; the barrier in each expects them.
+DEV void copy_bulk_both_async(void* lds, const void* p, u32 bytes, CopyBarrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
+                     (u32)__cvta_generic_to_shared(lds)),
+                 "l"(__cvta_generic_to_global(p)), "r"(bytes), "r"(barrier.at()), "h"((u16)3)
+                 : "memory");
+}
+
+// The number of this block in its cluster.
+DEV u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// A barrier of all threads of a cluster.
+DEV void barrier_cluster() {
+    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Each thread of the calling team has COUNT registers from here on: it gives others back, or takes those that others gave back.
+template <u32 COUNT> DEV void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <u32 COUNT> DEV void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }

@@ -12,6 +12,7 @@
 //   KERNEL_TWICE(256, name, ...)                                  the same; NVIDIA's compiler keeps registers few enough for two
 //                                                                 blocks on a unit at once
 //   KERNEL_TIMES(256, n, name, ...)                               the same for n blocks
+//   KERNEL_CLUSTER(256, name, ...)                                blocks 2 i and 2 i + 1 of the grid's x are a cluster (HAS_BULK_COPY)
 //   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
 //   ROLLED for (...)                                              never unrolled: for long bodies
@@ -87,6 +88,10 @@
 //               the products that use it, Wide::wait<LEFT>() until all but the last LEFT batches are done
 // Copies to LDS that one wave starts for the block, where HAS_BULK_COPY is 1 (else 0 and none of these)
 //   CopyBarrier begin(arrivals)  arrive()  expect(bytes)  wait(parity)     copy_bulk_async(lds, p, bytes, barrier)
+// Clusters of two blocks that run at the same time and reach each other's LDS, where HAS_BULK_COPY is 1
+//   cluster_rank()  barrier_cluster()  barrier.arrive_in(rank)   copy_bulk_both_async(lds, p, bytes, barrier) copies to the same place in
+//   both. A block may end when nothing that others start reaches it any more
+//   fewer_registers<N>() more_registers<N>()   of each thread from here on; whole teams of TEAM waves call
 #pragma once
 
 #define ROLLED _Pragma("unroll 1")

@@ -1,12 +1,11 @@
 //! `gemm_<type>_x16_<rows>` and `gemm_wide_<type>_x16_<rows>`: products of weights with f16 rows on a matrix unit.
 
 use half::f16;
-use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::MatrixUnit;
-use rocmforge::backend::hip::kernels::experts::GroupPairs;
-use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
+use rocmforge::backend::hip::kernels::matmul::{GemmCluster, GemmQuant, GemmWide, choice};
 use rocmforge::backend::hip::kernels::thresholds::{self, Order};
 use rocmforge::backend::hip::kernels::types::{Columns, TWO_TYPES, weight_type};
+use rocmforge::backend::hip::{DevicePtr, Grid};
 use rocmforge::tensor::DType;
 
 use super::weights::{Weights, quantised_types};
@@ -20,15 +19,14 @@ const UNREAD: f32 = f32::from_bits(u32::MAX);
 
 /// A kernel of either matrix unit.
 #[derive(Clone, Copy)]
-enum Chosen<W, A> {
+pub enum Chosen<W, A> {
     OfWave(Columns<W>),
     AcrossWaves(Columns<A>),
 }
 type Gemm = Chosen<GemmQuant, GemmWide>;
-type Experts = Chosen<GemmExperts, GemmWideExperts>;
 
 impl<W, A> Chosen<W, A> {
-    fn columns(&self) -> u32 {
+    pub fn columns(&self) -> u32 {
         match self {
             Self::OfWave(chosen) => chosen.columns,
             Self::AcrossWaves(chosen) => chosen.columns,
@@ -36,25 +34,38 @@ impl<W, A> Chosen<W, A> {
     }
 }
 
-struct Product {
+/// Arguments that all kernels of products take.
+struct Given {
+    w: [DevicePtr<u8>; 3],
+    n: [u32; 3],
+    bias: [DevicePtr<f32>; 3],
+    cols: u32,
+    x_scale: DevicePtr<f32>,
+    rows: u32,
+    out: DevicePtr<f32>,
+    out_stride: u32,
+    add: u32,
+}
+
+pub struct Product {
     matrices: Vec<Weights>,
     /// f16 rows with unused values after each, and their values.
-    bits: Vec<u16>,
-    x: Vec<f32>,
-    stride: usize,
-    scales: Vec<f32>,
+    pub bits: Vec<u16>,
+    pub x: Vec<f32>,
+    pub stride: usize,
+    pub scales: Vec<f32>,
     bias: Option<Vec<Vec<f32>>>,
     base: Option<Vec<f32>>,
 }
 
 /// The weight as the kernel sees it: rounded to f16, finite values not past its range.
-fn rounded(value: f32) -> f32 {
+pub fn rounded(value: f32) -> f32 {
     f16::from_f32(value.clamp(-65504.0, 65504.0)).to_f32()
 }
 
 /// The largest difference that scales and minimums make that are rounded to f16: those of types with blocks of 256 have more
 /// digits. `|x|` times `2^-12` of the weight and its minimum, each as often as it is rounded.
-fn rounding(matrix: &Weights, row: usize, x: &[f64]) -> f64 {
+pub fn rounding(matrix: &Weights, row: usize, x: &[f64]) -> f64 {
     let (len, size) = (matrix.dtype.block_len(), matrix.dtype.block_bytes());
     if len < 256 {
         return 0.0;
@@ -92,7 +103,7 @@ fn largest_code(dtype: DType) -> u32 {
 }
 
 impl Product {
-    fn random(dtype: DType, outputs: &[usize], rows: usize, cols: usize, random: &mut Random) -> Self {
+    pub fn random(dtype: DType, outputs: &[usize], rows: usize, cols: usize, random: &mut Random) -> Self {
         let stride = cols + 8;
         let mut bits = vec![f16::NAN.to_bits(); rows * stride];
         let mut x = Vec::new();
@@ -112,21 +123,13 @@ impl Product {
         self.matrices.iter().map(|matrix| matrix.rows).sum()
     }
 
-    fn cols(&self) -> usize {
+    pub fn cols(&self) -> usize {
         self.matrices[0].cols
     }
 
     /// The first `rows` rows of the product with that many splits; `None` for those of [`choice::gemm_quant_grid`].
     fn run(&self, rig: &Rig, chosen: Gemm, rows: usize, splits: Option<u32>) -> Vec<f32> {
-        let (n, stride) = (self.outputs(), self.outputs() + 3);
-        let mut start = vec![UNREAD; rows * stride];
-        if let Some(base) = &self.base {
-            for (to, from) in start.chunks_exact_mut(stride).zip(base.chunks_exact(n)) {
-                to[..n].copy_from_slice(from);
-            }
-        }
-        let sizes = [0, 1, 2].map(|i| self.matrices.get(i).map_or(0, |matrix| matrix.rows as u32));
-        let shape = (sizes, self.cols() as u32, rows as u32, chosen.columns());
+        let shape = (self.sizes(), self.cols() as u32, rows as u32, chosen.columns());
         let mut grid = match chosen {
             Chosen::OfWave(_) => choice::gemm_quant_grid(shape.0, shape.1, shape.2, shape.3),
             Chosen::AcrossWaves(_) => {
@@ -140,67 +143,123 @@ impl Product {
         let blocks: u32 = grid.workgroups.iter().product();
         let parts = rig.output::<f32>((blocks * chosen.columns() * choice::GEMM_TILE) as usize);
         let counters = rig.upload(&vec![0u32; (grid.workgroups[0] * grid.workgroups[1]) as usize]);
+        let (parts, counted) = (parts.ptr(), counters.ptr());
+        let got = self.launched(rig, rows, |given| {
+            let &Given { w: [w0, w1, w2], n: [n0, n1, n2], bias: [bias0, bias1, bias2], .. } = given;
+            let &Given { cols, x_scale, rows, out, out_stride, add, .. } = given;
+            match chosen {
+                Chosen::OfWave(chosen) => {
+                    let (x, x_stride) = (rig.upload(&self.bits), self.stride as u32);
+                    let arguments = GemmQuant {
+                        w0,
+                        w1,
+                        w2,
+                        n0,
+                        n1,
+                        n2,
+                        bias0,
+                        bias1,
+                        bias2,
+                        cols,
+                        x: x.ptr(),
+                        x_stride,
+                        x_scale,
+                        rows,
+                        out,
+                        out_stride,
+                        add,
+                        parts,
+                        counters: counted,
+                    };
+                    rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+                }
+                Chosen::AcrossWaves(chosen) => {
+                    let x = rig.upload(&tiled(&self.bits, self.stride, self.cols()));
+                    let arguments = GemmWide {
+                        w0,
+                        w1,
+                        w2,
+                        n0,
+                        n1,
+                        n2,
+                        bias0,
+                        bias1,
+                        bias2,
+                        cols,
+                        x: x.ptr(),
+                        x_scale,
+                        rows,
+                        out,
+                        out_stride,
+                        add,
+                        parts,
+                        counters: counted,
+                    };
+                    rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+                }
+            }
+        });
+        assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0), "counters are not 0 again");
+        got
+    }
+
+    /// All rows of the product by clusters of workgroups, as many as a device with so many units runs.
+    fn run_clusters(&self, rig: &Rig, chosen: Columns<GemmCluster>, units: u32) -> Vec<f32> {
+        let x = rig.upload(&tiled(&self.bits, self.stride, self.cols()));
+        self.launched(rig, self.scales.len(), |given| {
+            let &Given { w: [w0, w1, w2], n: [n0, n1, n2], bias: [bias0, bias1, bias2], .. } = given;
+            let &Given { cols, x_scale, rows, out, out_stride, add, .. } = given;
+            let grid = choice::gemm_cluster_grid(given.n, rows, chosen.columns, units);
+            let arguments = GemmCluster {
+                w0,
+                w1,
+                w2,
+                n0,
+                n1,
+                n2,
+                bias0,
+                bias1,
+                bias2,
+                cols,
+                x: x.ptr(),
+                x_scale,
+                rows,
+                out,
+                out_stride,
+                add,
+            };
+            rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        })
+    }
+
+    /// Outputs of each matrix.
+    fn sizes(&self) -> [u32; 3] {
+        [0, 1, 2].map(|i| self.matrices.get(i).map_or(0, |matrix| matrix.rows as u32))
+    }
+
+    /// Launches, and reads the first `rows` rows of `out`, which has unused values after each.
+    fn launched(&self, rig: &Rig, rows: usize, launch: impl FnOnce(&Given)) -> Vec<f32> {
+        let (n, stride) = (self.outputs(), self.outputs() + 3);
+        let mut start = vec![UNREAD; rows * stride];
+        if let Some(base) = &self.base {
+            for (to, from) in start.chunks_exact_mut(stride).zip(base.chunks_exact(n)) {
+                to[..n].copy_from_slice(from);
+            }
+        }
         let weights: Vec<_> = self.matrices.iter().map(|matrix| matrix.lay_out(rig)).collect();
         let biases: Vec<_> = self.bias.iter().flatten().map(|bias| rig.upload(bias)).collect();
         let (scales, out) = (rig.upload(&self.scales), rig.upload(&start));
-        let (w0, w1, w2) = (or_null(weights.first()), or_null(weights.get(1)), or_null(weights.get(2)));
-        let [n0, n1, n2] = sizes;
-        let (bias0, bias1, bias2) = (or_null(biases.first()), or_null(biases.get(1)), or_null(biases.get(2)));
-        let (cols, rows, add) = (self.cols() as u32, rows as u32, u32::from(self.base.is_some()));
-        let (x_scale, out_at, out_stride) = (scales.ptr(), out.ptr(), stride as u32);
-        let (parts_at, counters_at) = (parts.ptr(), counters.ptr());
-        match chosen {
-            Chosen::OfWave(chosen) => {
-                let x = rig.upload(&self.bits);
-                let arguments = GemmQuant {
-                    w0,
-                    w1,
-                    w2,
-                    n0,
-                    n1,
-                    n2,
-                    bias0,
-                    bias1,
-                    bias2,
-                    cols,
-                    x: x.ptr(),
-                    x_stride: self.stride as u32,
-                    x_scale,
-                    rows,
-                    out: out_at,
-                    out_stride,
-                    add,
-                    parts: parts_at,
-                    counters: counters_at,
-                };
-                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
-            }
-            Chosen::AcrossWaves(chosen) => {
-                let x = rig.upload(&tiled(&self.bits, self.stride, self.cols()));
-                let arguments = GemmWide {
-                    w0,
-                    w1,
-                    w2,
-                    n0,
-                    n1,
-                    n2,
-                    bias0,
-                    bias1,
-                    bias2,
-                    cols,
-                    x: x.ptr(),
-                    x_scale,
-                    rows,
-                    out: out_at,
-                    out_stride,
-                    add,
-                    parts: parts_at,
-                    counters: counters_at,
-                };
-                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
-            }
-        }
-        assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0), "counters are not 0 again");
+        launch(&Given {
+            w: [0, 1, 2].map(|i| or_null(weights.get(i))),
+            n: self.sizes(),
+            bias: [0, 1, 2].map(|i| or_null(biases.get(i))),
+            cols: self.cols() as u32,
+            x_scale: scales.ptr(),
+            rows: rows as u32,
+            out: out.ptr(),
+            out_stride: stride as u32,
+            add: u32::from(self.base.is_some()),
+        });
         let mut got = Vec::new();
         for row in rig.download::<f32>(&out).chunks_exact(stride) {
             got.extend_from_slice(&row[..n]);
@@ -256,11 +315,11 @@ fn fitting(all: &[Gemm], rows: usize) -> Gemm {
 }
 
 /// The rig, if its device has a matrix unit.
-fn rig_with_gemm() -> Option<&'static Rig> {
+pub fn rig_with_gemm() -> Option<&'static Rig> {
     rig().filter(|rig| rig.device.unit() != MatrixUnit::None)
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
@@ -353,6 +412,55 @@ fn splits_are_added_in_order_and_rows_do_not_depend_on_each_other() {
     }
 }
 
+/// Partial tiles of rows and outputs, an odd number of tiles, and clusters that take several tiles in turn. Steps outnumber the copies
+/// of steps in LDS.
+#[test]
+fn clusters_of_workgroups_give_the_bits_of_each_alone() {
+    let Some(rig) = rig().filter(|rig| rig.device.unit().has(MatrixUnit::AcrossWorkgroups)) else { return };
+    let mut random = Random::new();
+    for dtype in quantised_types().chain([DType::F16, DType::BF16]) {
+        let known = weight_type(dtype).unwrap();
+        let (clusters, wide) = (known.gemm_cluster[0], *known.gemm_wide.last().unwrap());
+        for (outputs, rows, cols, units) in [
+            (&[128, 256][..], 256, 256, 132),
+            (&[37, 130, 5], 9, 768, 132),
+            (&[300, 200], 300, 1280, 2),
+            (&[700], 517, 512, 4),
+        ] {
+            let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
+            let check = |product: &Product| {
+                let got = product.run_clusters(rig, clusters, units);
+                let alone = product.run(rig, Gemm::AcrossWaves(wide), rows, Some(1));
+                assert!(same_bits(&got, &alone), "{dtype}: {outputs:?}, {rows} rows of {cols}");
+            };
+            check(&product);
+            product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
+            product.base = Some(random.normals(rows * product.outputs()));
+            check(&product);
+        }
+    }
+}
+
+#[test]
+fn clusters_are_as_many_as_a_device_runs_and_never_split() {
+    let grid = |outputs, rows, units| {
+        let Grid { workgroups, threads, .. } = choice::gemm_cluster_grid(outputs, rows, 256, units);
+        (workgroups, threads)
+    };
+    assert_eq!(grid([14336, 14336, 0], 1024, 132), ([132, 1, 1], 384));
+    assert_eq!(grid([4096, 0, 0], 1024, 132), ([128, 1, 1], 384));
+    assert_eq!(grid([129, 128, 0], 1, 132), ([4, 1, 1], 384), "three tiles");
+    assert_eq!(grid([4096, 0, 0], 1024, 1).0, [2, 1, 1]);
+    let wide = |rows| choice::gemm_wide(DType::Q4_K, DType::Q4_K, rows).unwrap();
+    let cluster = |unit, rows, splits| {
+        choice::gemm_cluster(unit, &wide(rows), &Grid::xyz(32, 1, splits)).map(|chosen| chosen.columns)
+    };
+    assert_eq!(cluster(MatrixUnit::AcrossWorkgroups, 1024, 1), Some(256));
+    assert_eq!(cluster(MatrixUnit::AcrossWorkgroups, 1024, 2), None);
+    assert_eq!(cluster(MatrixUnit::AcrossWorkgroups, 128, 1), None);
+    assert_eq!(cluster(MatrixUnit::AcrossWaves, 1024, 1), None);
+}
+
 /// More rows than a block's, with a last block that is not full.
 #[test]
 fn many_rows_are_multiplied_by_several_blocks() {
@@ -415,152 +523,6 @@ fn the_sums_of_splits_have_room() {
                             == choice::gemm_wide_grid(outputs, cols, 1, 16, order).workgroups[2],
                     "{outputs:?}, {cols} inputs, {rows} rows"
                 );
-            }
-        }
-    }
-}
-
-/// Pairs of a row and an expert, with the matrices of two products side by side. The expert of number 2 is absent, and the
-/// first pair has none.
-struct Choice {
-    product: Product,
-    /// Gate and up matrix of each expert.
-    experts: Vec<[Weights; 2]>,
-    chosen: Vec<u32>,
-    slots: usize,
-}
-
-impl Choice {
-    fn random(dtype: DType, [n, rows, cols]: [usize; 3], random: &mut Random) -> Self {
-        let (count, slots) = (5, 3);
-        let mut chosen: Vec<u32> = (0..rows * slots).map(|_| random.below(count) as u32).collect();
-        chosen[0] = u32::MAX;
-        let matrix = |random: &mut Random| Weights::random(dtype, n, cols, random);
-        let experts = (0..count).map(|_| [matrix(random), matrix(random)]).collect();
-        Self { product: Product::random(dtype, &[1], rows, cols, random), experts, chosen, slots }
-    }
-
-    /// The products of each pair, with tiles of `chosen.columns` pairs; both matrices, or the first one alone.
-    fn run(&self, rig: &Rig, chosen: Experts, both: bool) -> Vec<f32> {
-        let (count, pairs) = (self.experts.len() as u32, self.chosen.len() as u32);
-        let (n, cols) = (self.experts[0][0].rows, self.product.cols());
-        let tiles =
-            choice::ExpertTiles { size: chosen.columns(), most: pairs.min(pairs / chosen.columns() + count) };
-        let (experts, members) = (rig.upload(&self.chosen), rig.output::<u32>(pairs as usize));
-        let table = rig.output::<u32>(4 * tiles.most as usize);
-        let sort = GroupPairs {
-            experts: experts.ptr(),
-            members: members.ptr(),
-            tiles: table.ptr(),
-            pairs,
-            count,
-            size: tiles.size,
-            tiles_max: tiles.most,
-        };
-        rig.device
-            .launch(&rig.stream, GroupPairs::group_pairs, choice::ExpertTiles::group_grid(), &sort)
-            .unwrap();
-        let weights: Vec<_> =
-            self.experts.iter().map(|both| both.each_ref().map(|w| w.lay_out(rig))).collect();
-        let addresses = [0, 1].map(|which| {
-            let of = |(expert, pair): (usize, &[_; 2])| match expert {
-                2 => 0,
-                _ => rocmforge::backend::hip::Buffer::ptr::<u8>(&pair[which]).address(),
-            };
-            rig.upload(&weights.iter().enumerate().map(of).collect::<Vec<u64>>())
-        });
-        let matrices = if both { 2 } else { 1 };
-        let stride = n * matrices + 3;
-        let out = rig.output::<f32>(pairs as usize * stride);
-        let scales = rig.upload(&self.product.scales);
-        let (table0, table1) = (addresses[0].ptr(), or_null(addresses.get(1).filter(|_| both)));
-        let (places, members, x_scale, out_at) = (table.ptr(), members.ptr(), scales.ptr(), out.ptr());
-        let (n, cols, slots, out_stride) = (n as u32, cols as u32, self.slots as u32, stride as u32);
-        match chosen {
-            Chosen::OfWave(chosen) => {
-                let x = rig.upload(&self.product.bits);
-                let arguments = GemmExperts {
-                    table0,
-                    table1,
-                    tiles: places,
-                    members,
-                    n,
-                    cols,
-                    x: x.ptr(),
-                    x_stride: self.product.stride as u32,
-                    x_scale,
-                    slots,
-                    out: out_at,
-                    out_stride,
-                };
-                let grid = tiles.grid(n, matrices as u32);
-                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
-            }
-            Chosen::AcrossWaves(chosen) => {
-                let x = rig.upload(&tiled(&self.product.bits, self.product.stride, self.product.cols()));
-                let arguments = GemmWideExperts {
-                    table0,
-                    table1,
-                    tiles: places,
-                    members,
-                    n,
-                    cols,
-                    x: x.ptr(),
-                    x_scale,
-                    slots,
-                    out: out_at,
-                    out_stride,
-                };
-                let grid = tiles.wide_grid(n, matrices as u32);
-                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
-            }
-        }
-        rig.download::<f32>(&out)
-    }
-
-    fn check(&self, got: &[f32], both: bool) {
-        let (n, cols) = (self.experts[0][0].rows, self.product.cols());
-        let stride = got.len() / self.chosen.len();
-        for (pair, (got, &expert)) in got.chunks_exact(stride).zip(&self.chosen).enumerate() {
-            let row = pair / self.slots;
-            let scale = f64::from(self.product.scales[row]);
-            let x = &self.product.x[row * cols..][..cols];
-            let x: Vec<f64> = x.iter().map(|&v| f64::from(v) * scale).collect();
-            let written = if expert == u32::MAX || expert == 2 { 0 } else { n * (1 + usize::from(both)) };
-            assert!(got[written..].iter().copied().all(untouched), "pair {pair} of expert {expert}");
-            for (output, &got) in got[..written].iter().enumerate() {
-                let (matrix, at) = (&self.experts[expert as usize][output / n], output % n);
-                let weights: Vec<f32> = matrix.row(at).iter().map(|&w| rounded(w)).collect();
-                Sum::of(&weights, &x).check_to(rounding(matrix, at, &x), got, &|| {
-                    format!("{}, pair {pair}, expert {expert}, output {output}", matrix.dtype)
-                });
-            }
-        }
-    }
-}
-
-#[test]
-fn experts_multiply_the_rows_that_chose_them() {
-    let Some(rig) = rig_with_gemm() else { return };
-    let mut random = Random::new();
-    for dtype in quantised_types() {
-        let long = dtype.block_len() == 256;
-        for (n, rows, cols, both) in
-            [(130, 33, if long { 512 } else { 352 }, true), (20, 9, if long { 256 } else { 64 }, false)]
-        {
-            let choice = Choice::random(dtype, [n, rows, cols], &mut random);
-            let (known, unit) = (weight_type(dtype).unwrap(), rig.device.unit());
-            let of_wave = known.gemm_experts.iter().copied().map(Experts::OfWave).collect();
-            let across_waves = known.gemm_wide_experts.iter().copied().map(Experts::AcrossWaves).collect();
-            let families: [(MatrixUnit, Vec<Experts>); 2] =
-                [(MatrixUnit::OfWave, of_wave), (MatrixUnit::AcrossWaves, across_waves)];
-            for (_, all) in families.into_iter().filter(|(of, _)| unit.has(*of)) {
-                let got = choice.run(rig, all[0], both);
-                choice.check(&got, both);
-                for chosen in &all[1..] {
-                    let same = same_bits(&choice.run(rig, *chosen, both), &got);
-                    assert!(same, "{dtype}: tiles of {} pairs give other bits", chosen.columns());
-                }
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod gated;
 mod gemm;
+mod gemm_experts;
 mod gemm_quant;
 mod gemv;
 mod heads;

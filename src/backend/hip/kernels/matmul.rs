@@ -199,6 +199,42 @@ kernels! { |launch|
         counters: DevicePtr<u32> [launch.if_split(launch.x * launch.y)],
     }
 
+    /// The same for many rows, by clusters of workgroups, without splits. Grid: [`choice::gemm_cluster_grid`].
+    GemmCluster [] {
+        /// First matrix.
+        w0: DevicePtr<u8> [launch.matrix(n0, cols)],
+        /// Second matrix.
+        w1: DevicePtr<u8> [launch.matrix(n1, cols)],
+        /// Third matrix.
+        w2: DevicePtr<u8> [launch.matrix(n2, cols)],
+        /// Outputs of the first matrix.
+        n0: u32,
+        /// Outputs of the second matrix, 0 for none.
+        n1: u32,
+        /// Outputs of the third matrix, 0 for none.
+        n2: u32,
+        /// f32 `[n0]`, or null.
+        bias0: DevicePtr<f32> [null or n0],
+        /// f32 `[n1]`, or null.
+        bias1: DevicePtr<f32> [null or n1],
+        /// f32 `[n2]`, or null.
+        bias2: DevicePtr<f32> [null or n2],
+        /// Inputs.
+        cols: u32,
+        /// f16 in tiles.
+        x: DevicePtr<u16> [x16_tiled(rows, cols)],
+        /// f32 `[rows]`.
+        x_scale: DevicePtr<f32> [rows],
+        /// Activation rows.
+        rows: u32,
+        /// f32 `[rows][out_stride]`: outputs of all matrices, one after the other.
+        out: DevicePtr<f32> [strided(rows, out_stride, n0 + n1 + n2)],
+        /// Values from row to row of `out`.
+        out_stride: u32,
+        /// 1 adds to `out`, 0 overwrites it.
+        add: u32,
+    }
+
     /// Quantised matrices of experts times the f16 rows in tiles that chose them, on the matrix unit across waves. Grid:
     /// [`choice::ExpertTiles::wide_grid`].
     GemmWideExperts [] {

@@ -63,6 +63,11 @@ impl<A: Arguments> Kernel<A> {
         arguments.check(&Launch::of(self, grid))
     }
 
+    /// The type of its weights, and that of its third matrix, where that is another one.
+    pub const fn weights(&self) -> (Option<DType>, Option<DType>) {
+        (self.weights, self.last)
+    }
+
     /// Its name in the code object.
     pub const fn name(&self) -> &'static str {
         self.name
@@ -101,7 +106,7 @@ pub struct Argument {
 }
 
 /// A device's unit that multiplies matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MatrixUnit {
     /// Only its vector units.
     #[default]
@@ -110,12 +115,14 @@ pub enum MatrixUnit {
     OfWave,
     /// A unit across waves, with one operand in LDS.
     AcrossWaves,
+    /// The same, and workgroups that run at the same time and copy to each other's LDS.
+    AcrossWorkgroups,
 }
 
 impl MatrixUnit {
     /// Whether code for devices with this unit contains the kernels of another one.
     pub fn has(self, other: Self) -> bool {
-        other == Self::None || other == self || self == Self::AcrossWaves
+        other <= self
     }
 }
 

@@ -5,8 +5,8 @@
 //! `kernels/gemv_TYPE.hip` has those of the products. `cargo xtask kernels` holds the code objects to this table.
 
 use super::matmul::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmQuant, GemmWide,
-    GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmCluster, GemmExperts, GemmQuant,
+    GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
 };
 use super::ops::EmbedRows;
 use super::{Arguments, Declaration, Kernel, MatrixUnit};
@@ -48,7 +48,9 @@ pub struct WeightType {
     pub gemm_experts: &'static [Columns<GemmExperts>],
     /// Products with f16 rows in tiles, on a matrix unit across waves.
     pub gemm_wide: &'static [Columns<GemmWide>],
-    /// The same for experts.
+    /// The same for many rows, by clusters of workgroups.
+    pub gemm_cluster: &'static [Columns<GemmCluster>],
+    /// As `gemm_wide`, for experts.
     pub gemm_wide_experts: &'static [Columns<GemmWideExperts>],
     /// Products with 8-bit rows.
     pub gemv_a8: &'static [Columns<GemvA8>],
@@ -125,7 +127,7 @@ two_types! {
 macro_rules! weight_types {
     (
         quantised { $( $quant:ident $quant_name:literal $planes:expr; )* }
-        float { $( $float:ident $float_name:literal $dequant:expr, $wide:tt; )* }
+        float { $( $float:ident $float_name:literal $dequant:expr, $wide:tt, $cluster:tt; )* }
     ) => {
         /// All weight types that kernels read.
         pub static WEIGHT_TYPES: &[WeightType] = &[
@@ -138,6 +140,7 @@ macro_rules! weight_types {
                 gemm: columns!($quant, "gemm", $quant_name, "x16", [16, 32, 64]),
                 gemm_experts: columns!($quant, "gemm_experts", $quant_name, "x16", [16, 32, 64]),
                 gemm_wide: columns!($quant, "gemm_wide", $quant_name, "x16", [16, 32, 64, 128, 256]),
+                gemm_cluster: columns!($quant, "gemm_cluster", $quant_name, "x16", [256]),
                 gemm_wide_experts: columns!($quant, "gemm_wide_experts", $quant_name, "x16", [16, 32, 64]),
                 gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
                 gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
@@ -158,6 +161,7 @@ macro_rules! weight_types {
                 gemm: &[],
                 gemm_experts: &[],
                 gemm_wide: columns!($float, "gemm_wide", $float_name, "x16", $wide),
+                gemm_cluster: columns!($float, "gemm_cluster", $float_name, "x16", $cluster),
                 gemm_wide_experts: &[],
                 gemv_a8: &[],
                 gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
@@ -199,9 +203,9 @@ weight_types! {
         TQ2_0 "tq2_0" [(8, 32), (2, 256)];
     }
     float {
-        F32 "f32" Some(Kernel::new("dequant_f32").of(DType::F32)), [];
-        F16 "f16" None, [16, 32, 64, 128, 256];
-        BF16 "bf16" Some(Kernel::new("dequant_bf16").of(DType::BF16)), [16, 32, 64, 128, 256];
+        F32 "f32" Some(Kernel::new("dequant_f32").of(DType::F32)), [], [];
+        F16 "f16" None, [16, 32, 64, 128, 256], [256];
+        BF16 "bf16" Some(Kernel::new("dequant_bf16").of(DType::BF16)), [16, 32, 64, 128, 256], [256];
     }
 }
 
@@ -264,7 +268,8 @@ impl WeightType {
         ];
         let gemm = all(self.gemm).chain(all(self.gemm_experts)).map(on(MatrixUnit::OfWave));
         let wide = all(self.gemm_wide).chain(all(self.gemm_wide_experts)).map(on(MatrixUnit::AcrossWaves));
-        let gemm = gemm.chain(wide);
+        let cluster = all(self.gemm_cluster).map(on(MatrixUnit::AcrossWorkgroups));
+        let gemm = gemm.chain(wide).chain(cluster);
         let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32)).chain(all(self.heads_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
         one.into_iter()
@@ -279,7 +284,8 @@ impl WeightType {
 /// The widest matrix unit that a device's code has products for, by whether it has a kernel of that name.
 pub fn unit(has: impl Fn(&'static str) -> bool) -> MatrixUnit {
     let all = |unit| declared().filter(|kernel| kernel.unit == unit).all(|kernel| has(kernel.name));
-    [MatrixUnit::AcrossWaves, MatrixUnit::OfWave].into_iter().find(|unit| all(*unit)).unwrap_or_default()
+    let widest = [MatrixUnit::AcrossWorkgroups, MatrixUnit::AcrossWaves, MatrixUnit::OfWave];
+    widest.into_iter().find(|unit| all(*unit)).unwrap_or_default()
 }
 
 /// The kernels of all types.

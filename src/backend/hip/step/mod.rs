@@ -53,6 +53,6 @@ impl Modes {
 
     /// Whether f16 rows lie in tiles.
     pub fn tiled(self) -> bool {
-        self.unit == MatrixUnit::AcrossWaves
+        self.unit.has(MatrixUnit::AcrossWaves)
     }
 }

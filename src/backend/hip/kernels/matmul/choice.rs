@@ -6,8 +6,8 @@ pub use super::super::types::Columns;
 use super::super::types::{fitting, two_types, weight_type};
 use super::super::{Kernel, MatrixUnit, thresholds};
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant,
-    GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmCluster, GemmExperts, GemmF16,
+    GemmQuant, GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, GemvHeads, Repack,
 };
 use crate::backend::hip::device::launch::Grid;
 use crate::tensor::DType;
@@ -71,6 +71,18 @@ pub fn gemm_wide_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32, ord
     Grid::xyz(tiles, down, splits).lds(wide_lds(columns))
 }
 
+/// Workgroups of a cluster of `gemm_cluster_*`, and threads of each.
+const CLUSTER: u32 = 2;
+const CLUSTER_THREADS: u32 = 384;
+
+/// Grid of a `gemm_cluster_*` launch on a device with so many compute units: a workgroup on each, if there are as many tiles.
+pub fn gemm_cluster_grid(outputs: [u32; 3], rows: u32, columns: u32, units: u32) -> Grid {
+    let down = rows.div_ceil(columns.max(1)).max(1);
+    let all = gemm_tiles(outputs).div_ceil(CLUSTER).saturating_mul(down);
+    let clusters = all.min(units / CLUSTER).max(1);
+    Grid::x(CLUSTER * clusters).threads(CLUSTER_THREADS).lds(wide_lds(columns))
+}
+
 fn gemm_tiles(outputs: [u32; 3]) -> u32 {
     outputs.iter().map(|n| n.div_ceil(GEMM_TILE)).fold(0, u32::saturating_add).max(1)
 }
@@ -103,11 +115,13 @@ pub fn gemm_parts(unit: MatrixUnit, order: Order, sums: u32, rows: usize) -> usi
         (MatrixUnit::None, _) => 0,
         (MatrixUnit::OfWave, Order::ByRows) => sums as usize * few.min(thresholds::GEMM_QUANT_ROWS_MAX),
         (MatrixUnit::OfWave, Order::Fixed) => (sums as usize).saturating_mul(few),
-        (MatrixUnit::AcrossWaves, _) if rows <= 64 => sums as usize * few,
-        (MatrixUnit::AcrossWaves, Order::ByRows) => {
+        (MatrixUnit::AcrossWaves | MatrixUnit::AcrossWorkgroups, _) if rows <= 64 => sums as usize * few,
+        (MatrixUnit::AcrossWaves | MatrixUnit::AcrossWorkgroups, Order::ByRows) => {
             (sums as usize).saturating_mul(down).min(wide_blocks(columns) as usize) * columns as usize
         }
-        (MatrixUnit::AcrossWaves, Order::Fixed) => (sums as usize).saturating_mul(down * columns as usize),
+        (MatrixUnit::AcrossWaves | MatrixUnit::AcrossWorkgroups, Order::Fixed) => {
+            (sums as usize).saturating_mul(down * columns as usize)
+        }
     };
     blocks_by_columns.saturating_mul(4 * GEMM_TILE as usize)
 }
@@ -260,6 +274,15 @@ pub fn gemm_wide(dtype: DType, last: DType, rows: u32) -> Option<Columns<GemmWid
     )
 }
 
+/// The kernel that gives the same bits as this one by clusters of workgroups. `None` where the device has none, the rows are fewer, or
+/// the sums are split.
+pub fn gemm_cluster(unit: MatrixUnit, wide: &Columns<GemmWide>, grid: &Grid) -> Option<Columns<GemmCluster>> {
+    let has = unit.has(MatrixUnit::AcrossWorkgroups) && grid.workgroups[2] == 1;
+    let (dtype, last) = wide.kernel.weights();
+    let known = weight_type(dtype.filter(|_| has && last.is_none())?)?;
+    known.gemm_cluster.iter().find(|kernel| kernel.columns == wide.columns).copied()
+}
+
 /// Most rows of a launch on that unit with two matrices of a type and a third one of another. 0 where no launch takes
 /// them.
 pub fn two_types_rows_max(unit: MatrixUnit, first: DType, last: DType) -> u32 {
@@ -267,7 +290,9 @@ pub fn two_types_rows_max(unit: MatrixUnit, first: DType, last: DType) -> u32 {
     let widest = match unit {
         MatrixUnit::None => None,
         MatrixUnit::OfWave => pair.gemm.last().map(|kernel| kernel.columns),
-        MatrixUnit::AcrossWaves => pair.gemm_wide.last().map(|kernel| kernel.columns),
+        MatrixUnit::AcrossWaves | MatrixUnit::AcrossWorkgroups => {
+            pair.gemm_wide.last().map(|kernel| kernel.columns)
+        }
     };
     widest.unwrap_or(0)
 }

@@ -4,7 +4,9 @@ use super::forms::A8;
 use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::MatrixUnit;
-use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice};
+use crate::backend::hip::kernels::matmul::{
+    Dequant, GemmCluster, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice,
+};
 use crate::backend::hip::kernels::thresholds::{Family, Order, WIDE_ROWS};
 use crate::backend::hip::step::bind::{Home, Products};
 use crate::backend::hip::step::scratch::SLAB_BYTES;
@@ -139,6 +141,30 @@ impl Run<'_> {
         let chosen = choice::gemm_wide(dtype, last, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
         let ([n0, n1, n2], (x, x_scale)) = (outputs, self.halves(task.input));
+        let grid = choice::gemm_wide_grid(outputs, cols, rows, chosen.columns, self.bound.modes.order);
+        if let Some(cluster) = choice::gemm_cluster(self.bound.modes.unit, &chosen, &grid) {
+            let units = self.device.description().units;
+            let grid = choice::gemm_cluster_grid(outputs, rows, cluster.columns, units);
+            let arguments = GemmCluster {
+                w0,
+                w1,
+                w2,
+                n0,
+                n1,
+                n2,
+                bias0,
+                bias1,
+                bias2,
+                cols,
+                x,
+                x_scale,
+                rows,
+                out,
+                out_stride,
+                add,
+            };
+            return Ok(self.device.launch(self.stream, cluster.kernel, grid, &arguments)?);
+        }
         let (parts, counters) = (self.scratch.slab.ptr(), self.scratch.counters.ptr());
         let arguments = GemmWide {
             w0,
@@ -160,7 +186,6 @@ impl Run<'_> {
             parts,
             counters,
         };
-        let grid = choice::gemm_wide_grid(outputs, cols, rows, chosen.columns, self.bound.modes.order);
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
