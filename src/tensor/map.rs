@@ -295,6 +295,11 @@ impl MappedFile {
         self.check_poison().is_ok() && rustix::fs::fstat(&self.file).is_ok_and(same)
     }
 
+    /// True while a directory has a name for the file. Costs one `fstat`.
+    pub fn has_name(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| names(&stat) > 0)
+    }
+
     /// Addresses of the mapping. The last page may extend past the end.
     pub(super) fn addresses(&self) -> Range<usize> {
         let range = self.map.as_ptr_range();

@@ -21,6 +21,7 @@ mod cache;
 mod error;
 mod flights;
 mod gbnf;
+mod optional;
 mod schema;
 mod standard;
 
@@ -204,11 +205,18 @@ impl ConstraintCompiler {
         let kind = source.kind;
         let grammar = match kind {
             ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
-            ConstraintKind::Regex => TopLevelGrammar::from_regex(&source.text),
-            ConstraintKind::Lark => TopLevelGrammar::from_lark(without_complements(&source.text)?.to_owned()),
+            ConstraintKind::Regex => {
+                optional::checked(kind, &source.text)?;
+                TopLevelGrammar::from_regex(&source.text)
+            }
+            ConstraintKind::Lark => {
+                optional::checked(kind, &source.text)?;
+                TopLevelGrammar::from_lark(without_complements(&source.text)?.to_owned())
+            }
             ConstraintKind::Gbnf => {
-                let lark = gbnf::to_lark(&source.text);
-                TopLevelGrammar::from_lark(lark.map_err(|reason| refusal(kind, &reason))?)
+                let lark = gbnf::to_lark(&source.text).map_err(|reason| refusal(kind, &reason))?;
+                optional::checked(kind, &lark)?;
+                TopLevelGrammar::from_lark(lark)
             }
         };
         let mut parser =

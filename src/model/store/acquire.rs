@@ -30,6 +30,8 @@ pub(super) struct Handed {
     pub(super) files: Option<Vec<OpenFile>>,
     /// The names whose threads may work on them: see [`Subject::name`].
     gate: String,
+    /// A passed file in memory, which is to go with its name.
+    pub(super) in_memory: bool,
 }
 
 impl Handed {
@@ -133,12 +135,12 @@ impl Store {
             match Identity::of(&files) {
                 Err(source) => errand.answer(Err(Fault::Inspect(source))),
                 Ok(identity) if !again && store.tables.lock().is_ready(&identity) => {
-                    errand.answer(Ok(Handed { identity, files: None, gate }));
+                    errand.answer(Ok(Handed { identity, files: None, gate, in_memory: false }));
                 }
                 Ok(identity) => {
                     let open = |file| OpenFile { served: mounts::served(&file), file };
                     let files = Some(files.into_iter().map(open).collect());
-                    errand.answer(Ok(Handed { identity, files, gate }));
+                    errand.answer(Ok(Handed { identity, files, gate, in_memory: false }));
                 }
             }
         });
@@ -171,8 +173,9 @@ impl Store {
                 (Ok(_), Some(file_system)) => errand.answer(Err(Fault::Remote(file_system))),
                 (Ok(identity), None) => {
                     let Some(file) = received.into_file() else { return };
+                    let in_memory = !allow_remote && mounts::is_in_memory(&file);
                     let files = Some(vec![OpenFile { file, served }]);
-                    errand.answer(Ok(Handed { identity, files, gate }));
+                    errand.answer(Ok(Handed { identity, files, gate, in_memory }));
                 }
             }
         });
@@ -192,7 +195,7 @@ impl Store {
         handed: Handed,
         charge: Option<PassedCharge>,
     ) -> Result<Option<(Lease, bool)>, StoreError> {
-        let Handed { identity, files, gate } = handed;
+        let Handed { identity, files, gate, .. } = handed;
         let mut files = files;
         let mut tables = self.tables.lock();
         let id = loop {

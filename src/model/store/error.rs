@@ -87,8 +87,8 @@ pub enum StoreError {
     },
     /// A client passed a file in memory that would stay there for as long as the daemon has it, counted for nobody.
     #[error(
-        "{name} is a file in memory without a name, or with holes: its memory would outlive its owner. Copy the file to a \
-         disk; an administrator may allow it with limits.passed_remote_files"
+        "{name} is a file in memory without a name, with holes, or on a mount that the daemon does not see: its memory would \
+         outlive its owner. Copy the file to a disk; an administrator may allow it with limits.passed_remote_files"
     )]
     InMemory {
         /// Requested name.

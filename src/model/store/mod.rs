@@ -41,6 +41,7 @@ mod hanging_tests;
 mod keeper;
 mod listing;
 mod mounts;
+mod nameless;
 mod names;
 mod ollama;
 mod pages;
@@ -304,7 +305,7 @@ impl Store {
             return Err(refusal);
         }
         let handed = self.examine(uid, name, file, self.remote_files.load(Ordering::Relaxed))?;
-        let charge = self.charge(uid, name, handed.bytes())?;
+        let (charge, in_memory) = (self.charge(uid, name, handed.bytes())?, handed.in_memory);
         let leased = self.lease(name, handed, Some(charge))?;
         let (lease, mapped_now) = leased.ok_or_else(|| StoreError::NotFound { name: name.into() })?;
         let mut tables = self.tables.lock();
@@ -313,6 +314,9 @@ impl Store {
             return Err(StoreError::Quota { uid, limit });
         }
         let gone = tables.set_passed(uid, name, lease.model.id);
+        if in_memory {
+            tables.in_memory.insert(lease.model.id);
+        }
         drop(tables);
         self.tell(gone);
         self.keep_pages(uid, name, lease.model());

@@ -99,15 +99,23 @@ pub(super) fn served(file: &File) -> Option<String> {
     }
 }
 
-/// True for a local file in memory that has no name, or has holes. Memory of the first kind goes with its last open file, which
-/// may be the daemon's. Pages of holes are made when the daemon reads them, and count as its own.
+/// True for a local file in memory that nobody else need hold, or with holes. The memory of one without a name goes with its last open
+/// file, which may be the daemon's. So does that of a file system that only another namespace has: any user makes one, and it ends
+/// with its processes. Pages of holes are made when the daemon reads them, and count as its own.
 pub(super) fn only_holds_memory(file: &File) -> bool {
-    let in_memory = rustix::fs::fstatfs(file).is_ok_and(|stat| {
+    let is_whole = |stat: rustix::fs::Stat| {
+        let is_known = || type_of_device(stat.st_dev).is_some();
+        stat.st_nlink > 0 && stat.st_blocks * 512 >= stat.st_size && is_known()
+    };
+    is_in_memory(file) && !rustix::fs::fstat(file).is_ok_and(is_whole)
+}
+
+/// True for a file on a local file system that keeps files in memory.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|stat| {
         let kind = stat.f_type as u64 & u64::from(u32::MAX);
         LOCAL.iter().any(|(name, number)| *number == kind && IN_MEMORY.contains(name))
-    });
-    let is_whole = |stat: rustix::fs::Stat| stat.st_nlink > 0 && stat.st_blocks * 512 >= stat.st_size;
-    in_memory && !rustix::fs::fstat(file).is_ok_and(is_whole)
+    })
 }
 
 /// True if a file is on an overlay that is mounted in this process's namespace too. The root of a container or of a

@@ -69,6 +69,8 @@ pub(super) struct Tables {
     /// Passed names unloaded while requests still run. A uid has at most as many as it may pass.
     draining: BTreeMap<(u32, String), ModelId>,
     slots: HashMap<ModelId, Slot>,
+    /// Passed files in memory, which are to go with their names.
+    pub(super) in_memory: BTreeSet<ModelId>,
     /// The slot that serves new requests for a file.
     current: HashMap<Identity, ModelId>,
     /// The configured residency policy.
@@ -87,6 +89,7 @@ impl Tables {
             passed: BTreeMap::new(),
             draining: BTreeMap::new(),
             slots: HashMap::new(),
+            in_memory: BTreeSet::new(),
             current: HashMap::new(),
             host: HostPolicy::default(),
             pinned: BTreeSet::new(),
@@ -316,6 +319,18 @@ impl Tables {
             return Ok((Unloaded { was_mapped: true, in_use: 0 }, Vec::new()));
         }
         Ok((Unloaded { was_mapped: true, in_use }, self.retire(id)))
+    }
+
+    /// The mapped models that are passed files in memory.
+    pub(super) fn all_in_memory(&mut self) -> Vec<Arc<Model>> {
+        let slots = &self.slots;
+        self.in_memory.retain(|id| slots.contains_key(id));
+        self.in_memory.iter().filter_map(|id| self.ready(*id)).collect()
+    }
+
+    /// The passed names of a model.
+    pub(super) fn passed_names(&self, id: ModelId) -> Vec<(u32, String)> {
+        self.passed.iter().filter(|(_, passed)| **passed == id).map(|(name, _)| name.clone()).collect()
     }
 
     /// The key of a name in `pinned`: the uid's own name before a directory's.
