@@ -11,7 +11,7 @@ use rocmforge::backend::doctor;
 use rocmforge::config::{Config, ConfigError};
 use rocmforge::daemon::arguments::Arguments;
 use rocmforge::daemon::{self, ConfigSource, DaemonError, Start, directories};
-use rocmforge::model::template;
+use rocmforge::model::{constraint, template};
 use rocmforge::socket::tell_waiting;
 
 fn main() -> ExitCode {
@@ -20,6 +20,10 @@ fn main() -> ExitCode {
     // Must be first: this process renders one template only, and permanently restricts its files, memory and time.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == template::SUBCOMMAND) {
         return template::child_main();
+    }
+    // The same for a constraint of answers.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == constraint::SUBCOMMAND) {
+        return constraint::child_main();
     }
     // A separate process, so that a GPU runtime that hangs or aborts takes down only this one.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == doctor::SUBCOMMAND) {

@@ -216,7 +216,7 @@ impl Daemon {
         let _trimmer = trim::Trimmer::start()
             .inspect_err(|error| tracing::warn!("freed memory may stay with the daemon: no thread: {error}"))
             .ok();
-        drop(tokio::spawn(nameless::look_after(Arc::downgrade(&store))));
+        drop(tokio::spawn(nameless::look_after(Arc::downgrade(&service))));
         // Runs in the background while clients are answered.
         map_wanted(Arc::clone(&store));
         let wanted = weights::changes(&Default::default(), &config.weights.models);

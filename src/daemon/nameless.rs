@@ -3,18 +3,16 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use crate::model::store::Store;
+use crate::session::Service;
 
 /// How long the daemon may hold such a file alone.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Unloads them until the store is gone. Without such files a look costs a lock.
-pub(super) async fn look_after(store: Weak<Store>) {
+/// Unloads them until the service is gone. Without such files a look costs a lock.
+pub(super) async fn look_after(service: Weak<Service>) {
     loop {
         tokio::time::sleep(PERIOD).await;
-        let Some(store) = store.upgrade() else { return };
-        if store.has_files_in_memory() {
-            let _ = tokio::task::spawn_blocking(move || store.unload_nameless()).await;
-        }
+        let Some(service) = service.upgrade() else { return };
+        let _ = tokio::task::spawn_blocking(move || service.unload_nameless()).await;
     }
 }

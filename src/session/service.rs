@@ -29,6 +29,7 @@ use super::turns::{Turn, Turns};
 use crate::aside::ReceivedFd;
 use crate::backend::doctor::Doctor;
 use crate::lock::{Mutex, Rank};
+use crate::model::constraint::Trial;
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::prefixes::PrefixStore;
@@ -66,7 +67,7 @@ pub struct Settings {
     pub request_bytes: u64,
     /// Most descriptors of unanswered requests.
     pub descriptors: u64,
-    /// The program that renders chat templates and inspects GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
+    /// The program that renders chat templates, tries constraints and inspects GPUs: `rocmforged` itself, see [`Renderer`], [`Trial`] and [`Doctor`].
     pub program: PathBuf,
 }
 
@@ -88,6 +89,7 @@ pub struct Service {
     /// Publishes model events.
     pub(super) events: ModelEvents,
     pub(super) renderer: Renderer,
+    pub(super) trial: Trial,
     pub(super) doctor: Doctor,
     /// Memory and descriptors that users' requests and answers share.
     pub budget: Budget,
@@ -222,6 +224,7 @@ impl Service {
             store,
             engine,
             renderer: Renderer::new(&settings.program),
+            trial: Trial::new(&settings.program),
             doctor: Doctor::new(&settings.program),
             budget: Budget::new(settings.request_bytes, settings.descriptors),
             settings,
@@ -314,6 +317,14 @@ impl Service {
     pub(super) fn keep_state(&self) {
         if let Some(kept) = self.kept.get() {
             kept.keep_state();
+        }
+    }
+
+    /// Unloads passed files in memory that have lost their names, also from what outlives a restart: the service manager holds them
+    /// too.
+    pub(crate) fn unload_nameless(&self) {
+        if self.store.has_files_in_memory() && self.store.unload_nameless() > 0 {
+            self.keep_state();
         }
     }
 

@@ -83,7 +83,8 @@ async fn compile(
         let begun = Instant::now();
         let taker = Taker::of(call.peer().uid);
         let compiler = tokenizer.constraints_charged(room);
-        let compiled = compiler.and_then(|compiler| compiler.compile(&source, taker));
+        let trial = call.service().trial.clone();
+        let compiled = compiler.and_then(|compiler| compiler.compile(&source, taker, trial));
         // The compiling thread is another one.
         call.service().text_time.charge(call.peer().uid, begun.elapsed());
         compiled.map_err(|error| of_constraint(&error))

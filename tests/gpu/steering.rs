@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocmforge::backend::Chain;
 use rocmforge::model::Model;
-use rocmforge::model::constraint::{ConstraintKind, ConstraintSource};
+use rocmforge::model::constraint::{ConstraintKind, ConstraintSource, Trial};
 use rocmforge::scheduler::{Mirostat, Penalties, Sampling, Steering};
 use rocmforge::share::Taker;
 
@@ -16,8 +16,12 @@ const PROMPT: [u32; 4] = [1, 403, 407, 261];
 
 fn regex(model: &Model, text: &str) -> Steering {
     let source = ConstraintSource { kind: ConstraintKind::Regex, text: text.to_owned() };
-    let constraint =
-        model.tokenizer.constraints().unwrap().compile(&source, Taker { uid: 0, privileged: true }).unwrap();
+    let constraint = model
+        .tokenizer
+        .constraints()
+        .unwrap()
+        .compile(&source, Taker { uid: 0, privileged: true }, Trial::new(env!("CARGO_BIN_EXE_rocmforged")))
+        .unwrap();
     Steering { constraint: Some(constraint), ..Steering::default() }
 }
 

@@ -287,6 +287,27 @@ fn the_number_of_stored_files_is_bounded_and_told() {
     }
 }
 
+/// The manager's descriptor would hold the file's memory after all names are gone.
+#[test]
+fn a_file_in_memory_without_a_name_is_kept_by_nobody() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = memory.path().join("mine.gguf");
+    std::fs::copy(common::tinystories(), &path).unwrap();
+    if rustix::fs::statfs(&path).unwrap().f_type as u64 != 0x0102_1994 {
+        return; // no file system in memory
+    }
+    let mut manager = Manager::new();
+    manager.start();
+    let client = manager.rig.client();
+    client.load_file(&path, None).unwrap();
+    client.load_file(&common::tinystories(), Some("other")).unwrap();
+    manager.until(2, 1);
+    std::fs::remove_file(&path).unwrap();
+    manager.until(1, 1);
+    assert_eq!(code(answer(&client, &of("mine"))), ErrorCode::ModelNotFound as u16);
+    answer(&client, &of("other")).unwrap();
+}
+
 #[test]
 fn without_a_service_manager_nothing_is_kept_and_nothing_is_said() {
     let rig = Rig::start();

@@ -7,7 +7,7 @@ use rocmforge_client::wire::{
 use rocmforge_client::{Client, Connection};
 use serde_json::Value;
 
-use crate::rig::{Answer, Rig, TINY, answer, code, collect};
+use crate::rig::{Answer, Rig, TINY, anonymous, answer, code, collect};
 
 fn story(max_tokens: u32, seed: u64) -> GenerateRequest {
     let sampling = SamplingOptions { temperature: 1.0, seed: Some(seed), ..SamplingOptions::default() };
@@ -249,6 +249,31 @@ fn wrong_forms_and_biases_are_refused_by_their_kind() {
         let mut request = story(5, 0);
         request.ext.push((key, vec![9, 9]));
         assert_eq!(refused(&request), ErrorCode::InvalidArgument as u16);
+    }
+    rig.assert_serves();
+}
+
+/// A row of optional parts takes memory by the square of its length. Without the trial eight such forms took 24 GB.
+#[test]
+fn forms_that_would_take_all_memory_are_refused_and_cost_the_daemon_none() {
+    let mut rig = Rig::start();
+    let terminals = format!("start: T\nO: \"a\"?\nT: {}", "O ".repeat(20_000));
+    let forms = [
+        regex(&"a?".repeat(30_000)),
+        regex(&"(()|a)".repeat(10_000)),
+        AnswerForm::new(FormKind::Lark, &terminals),
+        AnswerForm::new(
+            FormKind::JsonSchema,
+            &format!(r#"{{"type":"string","pattern":"^{}$"}}"#, r"a\u003f".repeat(9_000)),
+        ),
+    ];
+    let before = anonymous(&rig);
+    for form in &forms {
+        let refused = code(answer(&rig.client(), &story(8, 1).with_form(form)));
+        let codes = [ErrorCode::LimitExceeded as u16, ErrorCode::InvalidArgument as u16];
+        assert!(codes.contains(&refused), "{refused}: {:.40}", form.text);
+        let more = anonymous(&rig).saturating_sub(before) >> 20;
+        assert!(more < 100, "{more} MiB more: {:.40}", form.text);
     }
     rig.assert_serves();
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
 use llguidance::{ParserFactory, TokenParser, panic_utils};
+use serde::{Deserialize, Serialize};
 
 use super::tokenizer::{TokenKind, Tokenizer};
 use crate::backend::TokenMask;
@@ -21,11 +22,12 @@ mod cache;
 mod error;
 mod flights;
 mod gbnf;
-mod optional;
 mod schema;
 mod standard;
+mod trial;
 
 pub use error::ConstraintError;
+pub use trial::{SUBCOMMAND, Trial, child_main};
 
 use cache::Cache;
 use flights::{Flights, Turn};
@@ -60,7 +62,7 @@ const VOCABULARY_BYTES_MAX: usize = (1 << 22) - 2;
 static COMPILING: LazyLock<Arc<Shares>> = LazyLock::new(|| Shares::new(COMPILING_MAX));
 
 /// The kind of a constraint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ConstraintKind {
     /// A JSON schema.
     JsonSchema,
@@ -126,22 +128,13 @@ impl ConstraintCompiler {
             let table = TABLE_BYTES_OF_BYTE * bytes + TABLE_BYTES_OF_TOKEN * words.len();
             charge.grow(table as u64).map_err(ConstraintError::NoRoom)?;
         }
-        let built = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let trie = TokTrie::from(&TokRxInfo::new(size, end), &words);
-            let trie = trie.with_eos_tokens(tokenizer.end_of_generation());
-            let environment: Arc<dyn TokenizerEnv + Sync> = Arc::new(ApproximateTokEnv::new(trie));
-            let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-            let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)?;
-            factory.quiet();
-            *factory.limits_mut() = limits();
-            Ok(factory)
-        }));
-        let factory = built.map_err(|error| ConstraintError::Internal(short(&error.to_string())))?;
+        let factory = factory_of(&words, end, tokenizer.end_of_generation())?;
         Ok(Self { _charge: charge, factory, cache: Cache::new(CACHE_BYTES), flights: Flights::new() })
     }
 
     /// A constraint at the beginning of its answer. It is compiled, or one that is kept for the user, or that another of its
-    /// requests compiles at this moment. Compiling takes from 1 ms to 5 s, on a thread of its own with a large stack. It counts for that user until it ends.
+    /// requests compiles at this moment. Compiling takes from 1 ms to 5 s, on a thread of its own with a large stack, and the trial
+    /// before it as long. It counts for that user until it ends.
     ///
     /// # Errors
     /// [`ConstraintError`].
@@ -149,6 +142,29 @@ impl ConstraintCompiler {
         self: &Arc<Self>,
         source: &ConstraintSource,
         taker: Taker,
+        trial: Trial,
+    ) -> Result<Constraint, ConstraintError> {
+        self.compile_after(source, taker, Some(trial))
+    }
+
+    /// The same without a trial.
+    ///
+    /// # Errors
+    /// [`ConstraintError`].
+    #[cfg(test)]
+    pub fn compile_untried(
+        self: &Arc<Self>,
+        source: &ConstraintSource,
+        taker: Taker,
+    ) -> Result<Constraint, ConstraintError> {
+        self.compile_after(source, taker, None)
+    }
+
+    fn compile_after(
+        self: &Arc<Self>,
+        source: &ConstraintSource,
+        taker: Taker,
+        trial: Option<Trial>,
     ) -> Result<Constraint, ConstraintError> {
         let (kind, bytes, limit) = (source.kind, source.text.len(), SOURCE_BYTES_MAX);
         if bytes > limit {
@@ -176,7 +192,8 @@ impl ConstraintCompiler {
             if let Err(error) = rustix::process::nice(NICENESS) {
                 tracing::debug!(%error, "a constraint is compiled at the usual priority");
             }
-            let compiled = compiler.compiled(&work, key);
+            let tried = trial.map_or(Ok(()), |trial| trial.run(&work));
+            let compiled = tried.and_then(|()| compiler.compiled(&work, key));
             flight.land(compiled.as_ref().err());
             // Before the answer: one who asks for form after form is never refused for a thread that has yet to end.
             drop(slot);
@@ -203,30 +220,46 @@ impl ConstraintCompiler {
     /// Compiles on this thread, and keeps what it compiled.
     fn compiled(&self, source: &ConstraintSource, key: cache::Key) -> Result<Constraint, ConstraintError> {
         let kind = source.kind;
-        let grammar = match kind {
-            ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
-            ConstraintKind::Regex => {
-                optional::checked(kind, &source.text)?;
-                TopLevelGrammar::from_regex(&source.text)
-            }
-            ConstraintKind::Lark => {
-                optional::checked(kind, &source.text)?;
-                TopLevelGrammar::from_lark(without_complements(&source.text)?.to_owned())
-            }
-            ConstraintKind::Gbnf => {
-                let lark = gbnf::to_lark(&source.text).map_err(|reason| refusal(kind, &reason))?;
-                optional::checked(kind, &lark)?;
-                TopLevelGrammar::from_lark(lark)
-            }
-        };
-        let mut parser =
-            self.factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;
-        parser.start_without_prompt();
+        let parser = parsed(&self.factory, source)?;
         let bytes = parser.parser.lexer_stats().num_bytes;
         let parser = Arc::new(parser);
         self.cache.put(key, bytes.saturating_add(BYTES_OF_SOURCE * source.text.len()), Arc::clone(&parser));
         Ok(Constraint::new(parser, kind))
     }
+}
+
+/// Makes parsers for a vocabulary.
+/// Those numbered `ends` end an answer, `end` first of all.
+fn factory_of(words: &[Vec<u8>], end: u32, ends: &[u32]) -> Result<ParserFactory, ConstraintError> {
+    let size = u32::try_from(words.len()).unwrap_or(u32::MAX);
+    let built = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let trie = TokTrie::from(&TokRxInfo::new(size, end), words);
+        let environment: Arc<dyn TokenizerEnv + Sync> =
+            Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(ends)));
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(factory)
+    }));
+    built.map_err(|error| ConstraintError::Internal(short(&error.to_string())))
+}
+
+/// The parser of a constraint at the beginning of its answer.
+fn parsed(factory: &ParserFactory, source: &ConstraintSource) -> Result<TokenParser, ConstraintError> {
+    let kind = source.kind;
+    let grammar = match kind {
+        ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
+        ConstraintKind::Regex => TopLevelGrammar::from_regex(&source.text),
+        ConstraintKind::Lark => TopLevelGrammar::from_lark(without_complements(&source.text)?.to_owned()),
+        ConstraintKind::Gbnf => {
+            let lark = gbnf::to_lark(&source.text);
+            TopLevelGrammar::from_lark(lark.map_err(|reason| refusal(kind, &reason))?)
+        }
+    };
+    let mut parser = factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;
+    parser.start_without_prompt();
+    Ok(parser)
 }
 
 /// Added to the niceness of threads that compile.

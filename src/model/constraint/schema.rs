@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{ConstraintError, ConstraintKind, optional, standard};
+use super::{ConstraintError, ConstraintKind, standard};
 
 /// Most schemas that intersections may make.
 const WORK_MAX: u64 = 100_000;
@@ -28,7 +28,6 @@ pub(super) fn checked(text: &str) -> Result<Value, ConstraintError> {
     let invalid = |reason: String| ConstraintError::Invalid { kind, reason };
     let mut schema: Value =
         serde_json::from_str(text).map_err(|error| invalid(format!("it is no JSON: {error}")))?;
-    optional::checked_schema(&schema)?;
     standard::rewrite(&mut schema).map_err(invalid)?;
     let work = Estimate { root: &schema, known: HashMap::new() }.of(&schema, false);
     if work > WORK_MAX {

@@ -68,7 +68,7 @@ fn each_kind_allows_what_fits_and_nothing_else() {
         (ConstraintKind::Lark, calls, "f(x)g", 4, false),
     ];
     for (kind, text, answer, bytes, complete) in cases {
-        let mut constraint = compiler.compile(&source(kind, text), TESTER).unwrap();
+        let mut constraint = compiler.compile_untried(&source(kind, text), TESTER).unwrap();
         assert_eq!(followed(&mut constraint, &tokenizer, answer), (bytes, complete), "{kind} {answer}");
     }
 }
@@ -134,7 +134,7 @@ fn numbers_and_idle_keys_mean_what_the_standard_says() {
         ("unknown formats say nothing", r#"{"type": "string", "format": "password"}"#, &["\"a\""], &["1"]),
     ];
     for (what, schema, valid, invalid) in cases {
-        let compiled = compiler.compile(&source(ConstraintKind::JsonSchema, schema), TESTER);
+        let compiled = compiler.compile_untried(&source(ConstraintKind::JsonSchema, schema), TESTER);
         let compiled = compiled.unwrap_or_else(|error| panic!("{what}: {error}"));
         for (texts, wanted) in [(valid, true), (invalid, false)] {
             for text in texts {
@@ -150,7 +150,8 @@ fn numbers_and_idle_keys_mean_what_the_standard_says() {
         (r#"{"const": 9007199254740993}"#, "9007199254740993"),
         (r#"{"type": "string", "format": "json-pointer"}"#, "json-pointer"),
     ] {
-        let error = compiler.compile(&source(ConstraintKind::JsonSchema, schema), TESTER).unwrap_err();
+        let error =
+            compiler.compile_untried(&source(ConstraintKind::JsonSchema, schema), TESTER).unwrap_err();
         assert!(error.to_string().contains(named), "{error}");
     }
 }
@@ -161,11 +162,11 @@ fn a_constraint_that_nothing_can_follow_is_complete_and_another_ends_by_a_token(
     let compiler = tokenizer.constraints().unwrap();
     let end = tokenizer.end_of_generation()[0];
     let id = |byte| id(&tokenizer, byte);
-    let mut one = compiler.compile(&source(ConstraintKind::Regex, "a"), TESTER).unwrap();
+    let mut one = compiler.compile_untried(&source(ConstraintKind::Regex, "a"), TESTER).unwrap();
     let Allowed::Tokens(mask) = one.follow(None).unwrap() else { panic!("nothing was said") };
     assert!(mask.allows(id(b'a')) && !mask.allows(end) && !mask.allows(id(b'b')));
     assert_eq!(one.follow(Some(id(b'a'))), Ok(Allowed::Complete));
-    let mut more = compiler.compile(&source(ConstraintKind::Regex, "a+"), TESTER).unwrap();
+    let mut more = compiler.compile_untried(&source(ConstraintKind::Regex, "a+"), TESTER).unwrap();
     more.follow(None).unwrap();
     let Allowed::Tokens(mask) = more.follow(Some(id(b'a'))).unwrap() else { panic!("more may follow") };
     assert!(mask.allows(id(b'a')) && mask.allows(end));
@@ -178,7 +179,8 @@ fn the_last_token_of_a_request_completes_an_answer_or_does_not() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
     for (expression, answer, complete) in [("ab", "ab", true), ("ab", "a", false), ("a+", "aa", false)] {
-        let mut constraint = compiler.compile(&source(ConstraintKind::Regex, expression), TESTER).unwrap();
+        let mut constraint =
+            compiler.compile_untried(&source(ConstraintKind::Regex, expression), TESTER).unwrap();
         let (last, before) = answer.as_bytes().split_last().unwrap();
         constraint.follow(None).unwrap();
         for byte in before {
@@ -195,14 +197,14 @@ fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning()
     assert!(Arc::ptr_eq(&compiler, &tokenizer.constraints().unwrap()), "built once");
     let of = source(ConstraintKind::Regex, "[ab]c");
     for _ in 0..3 {
-        let mut constraint = compiler.compile(&of, TESTER).unwrap();
+        let mut constraint = compiler.compile_untried(&of, TESTER).unwrap();
         assert_eq!(followed(&mut constraint, &tokenizer, "ac"), (2, true));
     }
     assert_eq!(compiler.cache.size().0, 1);
     let long = |i: usize| source(ConstraintKind::Regex, &format!("{i}{}", "a".repeat(50_000)));
     let mut most = 0;
     for i in 0..14 {
-        compiler.compile(&long(i), TESTER).unwrap();
+        compiler.compile_untried(&long(i), TESTER).unwrap();
         let (count, bytes) = compiler.cache.size();
         assert!(bytes <= CACHE_BYTES, "{count} constraints take {bytes} bytes");
         most = most.max(count);
@@ -233,7 +235,7 @@ fn the_table_of_a_passed_models_vocabulary_is_charged_to_its_user() {
 fn wrong_and_exploding_constraints_are_refused_by_kind() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
-    let refused = |kind, text: &str| compiler.compile(&source(kind, text), TESTER).unwrap_err();
+    let refused = |kind, text: &str| compiler.compile_untried(&source(kind, text), TESTER).unwrap_err();
     let invalid = [
         (ConstraintKind::JsonSchema, "{\"type\": \"strange\"}"),
         (ConstraintKind::JsonSchema, "{\"type\": \"string\", \"pattern\": \"(?=a)\"}"),
@@ -262,7 +264,7 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
         (ConstraintKind::Regex, "((((a|b){1000}){1000}){1000}){1000}".into()),
         (ConstraintKind::Lark, format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000))),
     ] {
-        let result = compiler.compile(&source(kind, &text), TESTER);
+        let result = compiler.compile_untried(&source(kind, &text), TESTER);
         let bounded = match &result {
             Ok(_) => true, // a repetition is one state until it is met
             Err(error) => !matches!(error, ConstraintError::Internal(_)),
@@ -272,15 +274,15 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
     // Without bounds in the compiler: it would take a core for minutes.
     let endless = r"start: X
 X: /.*b.{18}/ & /.*c.{17}/ & ~/.*d.{16}/";
-    let refused = compiler.compile(&source(ConstraintKind::Lark, endless), TESTER);
+    let refused = compiler.compile_untried(&source(ConstraintKind::Lark, endless), TESTER);
     assert!(
         matches!(&refused, Err(ConstraintError::Invalid { reason, .. }) if reason.contains("complement")),
         "{refused:?}"
     );
-    compiler.compile(&source(ConstraintKind::Lark, r#"start: "\x7E" /[ab]/{2,5}"#), TESTER).unwrap();
+    compiler.compile_untried(&source(ConstraintKind::Lark, r#"start: "\x7E" /[ab]/{2,5}"#), TESTER).unwrap();
     // Rules that name each other nest as deep as there are rules.
     for text in [format!("start: a0\n{rules}a5000: \"x\""), format!("start: a0\n{doubled}a40: \"x\"")] {
-        let result = compiler.compile(&source(ConstraintKind::Lark, &text), TESTER);
+        let result = compiler.compile_untried(&source(ConstraintKind::Lark, &text), TESTER);
         assert!(!matches!(result, Err(ConstraintError::Internal(_))), "{result:?}");
     }
 }
@@ -291,7 +293,7 @@ fn a_constraint_that_grows_without_end_fails_with_a_bound() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();
     let mut constraint =
-        compiler.compile(&source(ConstraintKind::Regex, "(a|b)*a(a|b){40}c(a|b)*"), TESTER).unwrap();
+        compiler.compile_untried(&source(ConstraintKind::Regex, "(a|b)*a(a|b){40}c(a|b)*"), TESTER).unwrap();
     let ids = [b'a', b'b'].map(|byte| id(&tokenizer, byte));
     constraint.follow(None).unwrap();
     let mut seed = 1u64;
@@ -324,12 +326,12 @@ fn one_user_compiles_at_most_half_of_what_all_may() {
     let of = |uid| Taker { uid, privileged: false };
     let held: Vec<_> = std::iter::from_fn(|| COMPILING.take(of(70_001), 1).ok()).collect();
     let new = source(ConstraintKind::Regex, "[k-p]{3}");
-    let refused = compiler.compile(&new, of(70_001));
+    let refused = compiler.compile_untried(&new, of(70_001));
     assert!(matches!(refused, Err(ConstraintError::Busy(_))), "{refused:?}");
     assert!(held.len() as u64 <= COMPILING_MAX / 2);
-    compiler.compile(&new, of(70_002)).unwrap();
+    compiler.compile_untried(&new, of(70_002)).unwrap();
     drop(held);
-    compiler.compile(&source(ConstraintKind::Regex, "[k-p]{4}"), of(70_001)).unwrap();
+    compiler.compile_untried(&source(ConstraintKind::Regex, "[k-p]{4}"), of(70_001)).unwrap();
 }
 
 #[test]
@@ -338,7 +340,7 @@ fn nobody_learns_from_the_time_that_another_user_asked_for_a_form() {
     let compiler = tokenizer.constraints().unwrap();
     let wanted = source(ConstraintKind::Regex, "[q-t]{3}");
     for (uid, kept) in [(70_004, 1), (70_004, 1), (70_005, 2)] {
-        compiler.compile(&wanted, Taker { uid, privileged: false }).unwrap();
+        compiler.compile_untried(&wanted, Taker { uid, privileged: false }).unwrap();
         assert_eq!(compiler.cache.size().0, kept, "forms kept after one of {uid}");
     }
 }
@@ -356,7 +358,7 @@ fn a_constraint_that_many_ask_for_at_once_is_compiled_once() {
     std::thread::scope(|scope| {
         let ask = || {
             start.wait();
-            compiler.compile(&wanted, taker).map(|_| ())
+            compiler.compile_untried(&wanted, taker).map(|_| ())
         };
         let answers: Vec<_> = (0..asked).map(|_| scope.spawn(ask)).collect();
         for answer in answers {

@@ -11,18 +11,21 @@ impl Store {
         !self.tables.lock().in_memory.is_empty()
     }
 
-    /// Unloads passed files in memory that have no name any more; returns how many. Answers in progress end as after
+    /// Unloads passed files in memory that have no name any more; returns how many names they had. Answers in progress end as after
     /// [`Store::unload`]. Costs one `fstat` for each such file.
     pub fn unload_nameless(&self) -> usize {
         let all = self.tables.lock().all_in_memory();
-        let nameless = all.into_iter().filter(|model| !model.files.mappings().all(|file| file.has_name()));
         let mut count = 0;
-        for model in nameless.collect::<Vec<_>>() {
-            let names = self.tables.lock().passed_names(model.id);
-            for (uid, name) in names {
+        for model in all.into_iter().filter(|model| !model.files.mappings().all(|file| file.has_name())) {
+            let (names, gone) = self.tables.lock().unload_passed(model.id);
+            self.tell(gone);
+            for (uid, name) in &names {
                 tracing::info!(uid, name, "a passed file in memory has no name any more and is unloaded");
-                count += usize::from(self.unload(uid, false, &name).is_ok());
             }
+            count += names.len();
+        }
+        if count > 0 {
+            self.want_pages();
         }
         count
     }

@@ -328,9 +328,16 @@ impl Tables {
         self.in_memory.iter().filter_map(|id| self.ready(*id)).collect()
     }
 
-    /// The passed names of a model.
-    pub(super) fn passed_names(&self, id: ModelId) -> Vec<(u32, String)> {
-        self.passed.iter().filter(|(_, passed)| **passed == id).map(|(name, _)| name.clone()).collect()
+    /// Takes all passed names of a mapping away. Its users finish.
+    pub(super) fn unload_passed(&mut self, id: ModelId) -> (Vec<(u32, String)>, Gone) {
+        let names: Vec<_> =
+            self.passed.iter().filter(|(_, passed)| **passed == id).map(|(name, _)| name.clone()).collect();
+        for (uid, name) in &names {
+            self.unpin(*uid, name);
+            self.passed.remove(&(*uid, name.clone()));
+        }
+        let gone = if names.is_empty() { Vec::new() } else { self.unnamed(id) };
+        (names, gone)
     }
 
     /// The key of a name in `pinned`: the uid's own name before a directory's.

@@ -29,7 +29,8 @@ const STACK_BYTES: u64 = 8 << 20;
 /// Does the task on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
 /// process: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
-    let (code, text) = match bound_stack().and_then(|()| Ok(confine()?)) {
+    let memory = (Resource::As, MEMORY_MIB_MAX << 20);
+    let (code, text) = match bound_stack().and_then(|()| Ok(confine(CPU_SECONDS_MAX, memory)?)) {
         Ok(()) => answer(),
         Err(error) => (exit::CONFINEMENT, format!("the process could not be confined: {error}")),
     };
@@ -50,7 +51,7 @@ fn bound_stack() -> io::Result<()> {
 }
 
 /// Limits the process to some memory, a little time and the three open pipes.
-fn confine() -> rustix::io::Result<()> {
+pub(in crate::model) fn confine(cpu_seconds: u64, memory: (Resource, u64)) -> rustix::io::Result<()> {
     let limit = |resource, most: u64| {
         rustix::process::setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
     };
@@ -61,8 +62,8 @@ fn confine() -> rustix::io::Result<()> {
     limit(Resource::Fsize, 0)?;
     limit(Resource::Nofile, 0)?;
     limit(Resource::Nproc, 0)?;
-    limit(Resource::Cpu, CPU_SECONDS_MAX)?;
-    limit(Resource::As, MEMORY_MIB_MAX << 20)
+    limit(Resource::Cpu, cpu_seconds)?;
+    limit(memory.0, memory.1)
 }
 
 fn answer() -> (u8, String) {

@@ -7,10 +7,10 @@
 //!
 //! Templates have the features that transformers gives them (`utils/chat_template_utils.py`).
 
-mod child;
+pub(in crate::model) mod child;
 mod environment;
 mod error;
-mod renderer;
+pub(in crate::model) mod renderer;
 mod time;
 mod tojson;
 

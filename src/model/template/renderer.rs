@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ impl Renderer {
             return Err(TemplateError::RequestTooLong { bytes: request.len(), limit });
         }
         let end = Instant::now() + self.deadline;
-        let mut process = Process::start(&self.program)?;
+        let mut process = Process::start(&self.program, SUBCOMMAND)?;
         let outcome = process.talk(&request, end);
         let status = process.end(outcome.is_ok())?;
         match outcome? {
@@ -130,26 +130,27 @@ impl Renderer {
 }
 
 /// How the exchange with a process ended.
-enum Ended {
+pub(in crate::model) enum Ended {
     /// The process exited.
     Itself,
     OutputTooLong,
     Deadline,
 }
 
-/// A rendering process. Dropping it kills the process and waits for it.
-struct Process {
+/// A confined process. Dropping it kills the process and waits for it.
+pub(in crate::model) struct Process {
     child: Child,
     exited: OwnedFd,
     stdout: Vec<u8>,
-    stderr: Vec<u8>,
+    pub(in crate::model) stderr: Vec<u8>,
 }
 
 impl Process {
-    fn start(program: &PathBuf) -> Result<Self, TemplateError> {
+    /// Starts `program` with that first argument.
+    pub(in crate::model) fn start(program: &Path, subcommand: &str) -> Result<Self, TemplateError> {
         let started = |source| process_error("started", source);
         let mut command = Command::new(program);
-        command.arg(SUBCOMMAND).env_clear().current_dir("/");
+        command.arg(subcommand).env_clear().current_dir("/");
         let mut child = processes::start(command).map_err(started)?;
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(exited) => Ok(Self { child, exited, stdout: Vec::new(), stderr: Vec::new() }),
@@ -163,7 +164,7 @@ impl Process {
     }
 
     /// Writes the request and reads both outputs until the process has exited, or until `end`.
-    fn talk(&mut self, request: &[u8], end: Instant) -> Result<Ended, TemplateError> {
+    pub(in crate::model) fn talk(&mut self, request: &[u8], end: Instant) -> Result<Ended, TemplateError> {
         let mut stdin = self.child.stdin.take();
         let (mut stdout, mut stderr) = (self.child.stdout.take(), self.child.stderr.take());
         for pipe in [
@@ -221,7 +222,7 @@ impl Process {
     }
 
     /// Kills the process unless it has exited, and returns its status.
-    fn end(&mut self, talked: bool) -> Result<ExitStatus, TemplateError> {
+    pub(in crate::model) fn end(&mut self, talked: bool) -> Result<ExitStatus, TemplateError> {
         let waited = |error| process_error("waited for", error);
         if talked && let Some(status) = self.child.try_wait().map_err(waited)? {
             return Ok(status);

@@ -15,7 +15,8 @@ fn ask_for_form(rig: &Rig, uid: u32, number: u32, tokens: u32) -> Asked {
     let compiler = rig.model.tokenizer.constraints().unwrap();
     let (mut job, asked) = rig.job(&prompt(number, 20), tokens);
     job.uid = uid;
-    job.steering.constraint = Some(compiler.compile(&source, Taker { uid, privileged: false }).unwrap());
+    job.steering.constraint =
+        Some(compiler.compile_untried(&source, Taker { uid, privileged: false }).unwrap());
     rig.handle().submit(job).unwrap();
     asked
 }

@@ -4,7 +4,7 @@ use super::to_lark;
 
 fn compile(text: &str) -> Result<Constraint, ConstraintError> {
     let source = ConstraintSource { kind: ConstraintKind::Gbnf, text: text.to_owned() };
-    tokenizer().constraints().unwrap().compile(&source, TESTER)
+    tokenizer().constraints().unwrap().compile_untried(&source, TESTER)
 }
 
 /// Texts of the grammar's language, and others, which are no answers as a whole.
@@ -13,7 +13,7 @@ fn check(grammar: &str, right: &[&str], wrong: &[&str]) {
     let source = ConstraintSource { kind: ConstraintKind::Gbnf, text: grammar.to_owned() };
     let compiler = tokenizer.constraints().unwrap();
     let whole = |text: &str| {
-        let mut constraint = compiler.compile(&source, TESTER).unwrap();
+        let mut constraint = compiler.compile_untried(&source, TESTER).unwrap();
         followed(&mut constraint, &tokenizer, text) == (text.len(), true)
     };
     right
