@@ -13,7 +13,7 @@ use rustix::process::{Resource, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::{COMPILE_STACK, COMPILE_TIME_MAX, ConstraintError, ConstraintKind, ConstraintSource};
-use super::{SOURCE_BYTES_MAX, factory_of, parsed};
+use super::{NICENESS, SOURCE_BYTES_MAX, factory_of, parsed};
 use crate::model::template::child::confine;
 use crate::model::template::renderer::{Ended, Process};
 
@@ -86,6 +86,8 @@ impl Trial {
 
 /// Compiles the constraint on standard input. For the subcommand [`SUBCOMMAND`] only: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
+    // As for the daemon's thread that compiles. Without it the trial is only a worse neighbour.
+    let _ = rustix::process::nice(NICENESS);
     // Before the limits, which allow no thread.
     let thread = std::thread::Builder::new().stack_size(COMPILE_STACK).spawn(|| {
         let memory = COMPILE_STACK as u64 + (MEMORY_MIB_MAX << 20);
