@@ -9,7 +9,7 @@
 #if HAS_WIDE_MATRIX && HAS_BULK_COPY
 
 constexpr u32 CLUSTER = 2, CLUSTER_THREADS = (WAVES + Wide::TEAM) * WAVE;
-// Registers of a thread that copies, and of one that multiplies: 504 in all of the 512 that three threads of a launch can have.
+// Registers of a thread that copies, and of one that multiplies. A thread of each team has 504 together, of 512 that a unit has.
 constexpr u32 COPY_REGISTERS = 40, MULTIPLY_REGISTERS = 232;
 
 // Steps of x in LDS: slots that are filled and emptied in turn.

@@ -67,7 +67,8 @@ pub struct Settings {
     pub request_bytes: u64,
     /// Most descriptors of unanswered requests.
     pub descriptors: u64,
-    /// The program that renders chat templates, tries constraints and inspects GPUs: `rocmforged` itself, see [`Renderer`], [`Trial`] and [`Doctor`].
+    /// The program that renders chat templates, tries constraints and inspects GPUs: `rocmforged` itself, see [`Renderer`],
+    /// [`Trial`] and [`Doctor`].
     pub program: PathBuf,
 }
 
@@ -320,10 +321,15 @@ impl Service {
         }
     }
 
+    /// True if a client has passed a file in memory.
+    pub(crate) fn has_files_in_memory(&self) -> bool {
+        self.store.has_files_in_memory()
+    }
+
     /// Unloads passed files in memory that have lost their names, also from what outlives a restart: the service manager holds them
     /// too.
     pub(crate) fn unload_nameless(&self) {
-        if self.store.has_files_in_memory() && self.store.unload_nameless() > 0 {
+        if self.store.unload_nameless() > 0 {
             self.keep_state();
         }
     }

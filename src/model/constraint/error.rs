@@ -55,8 +55,8 @@ pub enum ConstraintError {
     /// The model's vocabulary cannot be constrained.
     #[error("the model's vocabulary cannot be constrained: {0}")]
     Vocabulary(&'static str),
-    /// The system gives no thread to compile with.
-    #[error("no thread compiles the {kind}: {reason}: try again later")]
+    /// The system gives no thread to compile with, or no process to try it in.
+    #[error("nothing compiles the {kind} now: {reason}: try again later")]
     NoThread {
         /// Its kind.
         kind: ConstraintKind,

@@ -52,27 +52,30 @@ impl Trial {
     /// cannot be used passes: the caller finds out why.
     ///
     /// # Errors
-    /// [`ConstraintError::TooComplex`], [`ConstraintError::TooSlow`], [`ConstraintError::Internal`].
+    /// [`ConstraintError::TooComplex`], [`ConstraintError::TooSlow`], [`ConstraintError::NoThread`] if no process starts,
+    /// [`ConstraintError::Internal`].
     pub(super) fn run(&self, source: &ConstraintSource) -> Result<(), ConstraintError> {
         let kind = source.kind;
         let internal = |error: String| ConstraintError::Internal(format!("its trial: {error}"));
         let request = serde_json::to_vec(&Request { kind, text: &*source.text });
         let request = request.map_err(|error| internal(error.to_string()))?;
         let process = |error: crate::model::template::TemplateError| internal(error.to_string());
-        let mut child = Process::start(&self.program, SUBCOMMAND).map_err(process)?;
+        let started = Process::start(&self.program, SUBCOMMAND);
+        let mut child =
+            started.map_err(|error| ConstraintError::NoThread { kind, reason: error.to_string() })?;
         let outcome = child.talk(&request, Instant::now() + COMPILE_TIME_MAX);
         let status = child.end(outcome.is_ok()).map_err(process)?;
-        let too_slow = ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() };
+        let too_slow = |seconds| ConstraintError::TooSlow { kind, seconds };
         match outcome.map_err(process)? {
             Ended::Itself if status.success() => Ok(()),
-            Ended::Deadline => Err(too_slow),
+            Ended::Deadline => Err(too_slow(COMPILE_TIME_MAX.as_secs())),
             Ended::Itself | Ended::OutputTooLong => {
                 use std::os::unix::process::ExitStatusExt;
                 let stopped = [Signal::XCPU, Signal::KILL].map(|signal| Some(signal.as_raw()));
                 let died = [Signal::ABORT, Signal::SEGV, Signal::BUS].map(|signal| Some(signal.as_raw()));
                 let told = String::from_utf8_lossy(&child.stderr);
                 match status.signal() {
-                    signal if stopped.contains(&signal) => Err(too_slow),
+                    signal if stopped.contains(&signal) => Err(too_slow(CPU_SECONDS_MAX)),
                     signal if died.contains(&signal) => {
                         let reason = format!("it takes more than {MEMORY_MIB_MAX} MiB, or nests too deep");
                         Err(ConstraintError::TooComplex { kind, reason })

@@ -421,11 +421,19 @@ fn clusters_of_workgroups_give_the_bits_of_each_alone() {
     for dtype in quantised_types().chain([DType::F16, DType::BF16]) {
         let known = weight_type(dtype).unwrap();
         let (clusters, wide) = (known.gemm_cluster[0], *known.gemm_wide.last().unwrap());
+        let short = match dtype.block_len() {
+            1 => 40,
+            len if len < 128 => 96,
+            len => len,
+        };
         for (outputs, rows, cols, units) in [
             (&[128, 256][..], 256, 256, 132),
             (&[37, 130, 5], 9, 768, 132),
             (&[300, 200], 300, 1280, 2),
             (&[700], 517, 512, 4),
+            // Types with short blocks have one step that is not full, and two of which the last is not.
+            (&[130], 130, short, 2),
+            (&[300], 40, (128 + short).next_multiple_of(dtype.block_len()), 4),
         ] {
             let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
             let check = |product: &Product| {
