@@ -86,8 +86,10 @@ impl Trimmer {
     /// The operating system has no thread left.
     pub(super) fn start() -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
+        // Opened before clients come: a descriptor that the thread opens later would look like one that a client left behind.
+        let reader = Reader::new();
         let run = move || {
-            let (reader, mut trims) = (Reader::new(), Trims::default());
+            let mut trims = Trims::default();
             trims.done(reader.read());
             while stopped.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 if trims.is_due(reader.read()) {

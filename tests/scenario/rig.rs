@@ -184,7 +184,11 @@ impl Rig {
 
     /// Number of open descriptors of the daemon.
     pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+        self.open_files().count()
+    }
+
+    fn open_files(&self) -> impl Iterator<Item = PathBuf> {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().map(|entry| entry.unwrap().path())
     }
 
     /// Waits until the daemon has at most this many descriptors open: it closes abandoned connections a moment later.
@@ -192,7 +196,10 @@ impl Rig {
     pub fn assert_descriptors(&self, most: usize) {
         let until = Instant::now() + PATIENCE;
         while self.descriptors() > most {
-            assert!(Instant::now() < until, "{} descriptors are open, limit {most}", self.descriptors());
+            if Instant::now() >= until {
+                let open: Vec<_> = self.open_files().filter_map(|path| path.read_link().ok()).collect();
+                panic!("{} descriptors are open, limit {most}: {open:?}", open.len());
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
