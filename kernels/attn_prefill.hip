@@ -1,7 +1,8 @@
 // attn_prefill: out = softmax(q . K / sqrt(head_dim)) V, causal, for many rows, as tiles of neighbouring rows of one sequence
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; tiles: u32[T][2], each first row and number of rows: rows of one sequence,
-//            positions rising by 1, or equal ones, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
+//            positions rising by 1, or equal ones, rows * (n_heads / n_kv_heads) <= 64. Tiles of `wide` have up to 128 queries.
+//            Rows in no tile are not touched
 //            positions, row_seq: u32[M]; no NO_SEQUENCE in a tile; page_tables, page_base, layer_offset: common/pages.h. A position is
 //            the last that its row sees: the row's own, or for rows that see later tokens too, that of the text's end
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Pages that no
@@ -12,16 +13,19 @@
 //            Out, each that is null is not written: out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages.
 //            Of codes it is, unless values are past 65504)
-//            part_values: f32[T][n_kv_heads][grid z][64][head_dim], part_stats: f32[T][n_kv_heads][grid z][64][2]: scratch, and
-//            counters: u32[T][n_kv_heads], 0 before the first launch, and 0 again after each; not used for grid z 1
+//            part_values: f32[T][n_kv_heads][grid z][64][head_dim], part_stats: f32[T][n_kv_heads][grid z][64][2] (`wide`: 128
+//            for 64): scratch, and counters: u32[T][n_kv_heads], 0 before the first launch, and 0 again after each; not used for
+//            grid z 1
 // Variants   attn_prefill_<f16 | i8>_<64 | 80 | 96 | 128 | 256>: element of the pages, that head_dim (80: f16 alone), on the
 //            matrix unit where the target has one; attn_prefill_<f16 | i8 | f32>_any: f32 arithmetic, any head_dim up to 256.
-//            RDNA 3, whose registers do not hold queries and sums of 256, takes that arithmetic for them too
+//            RDNA 3, whose registers do not hold queries and sums of 256, takes that arithmetic for them too.
+//            attn_prefill_wide_f16_<64 | 128>: on the wide matrix unit, where there is one
 // Requires   n_heads / n_kv_heads <= 64; for i8: head_dim a multiple of 32
 // Launch     grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves. Tiles of late positions take
-//            longest: put them first
+//            longest: put them first. `wide`: block = 8 waves; dynamic LDS for 5 steps of 64 tokens' keys and values, and 1024
+//            bytes more
 // Alignment  16 bytes for pages and q
-// Sums in    f32, pages in rising order, then the blocks' parts. On the matrix unit queries (times scale), weights and
+// Sums in    f32, pages in rising order (`wide`: two at a time), then the blocks' parts. On the matrix unit queries (times scale), weights and
 //            products of codes and scales are rounded to f16. A row's bits depend on its own tokens, and with grid z above 1 on
 //            the tile's first and last token. The matrix unit makes one exception. A value that is NaN or infinite, and that some
 //            row of a tile sees, reaches the tile's other rows too. All of them are of the same sequence
@@ -34,6 +38,7 @@
 
 #include "attention/prefill_matrix.h"
 #include "attention/prefill_plain.h"
+#include "attention/prefill_wide.h"
 
 namespace prefill {
 
@@ -47,8 +52,8 @@ template <class T> DEV void run_any(const Task& t) { run_plain<T, false>(t); }
 
 } // namespace prefill
 
-#define ATTN_PREFILL(NAME, ...)                                                                                                \
-    KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
+#define ATTN_PREFILL_OF(THREADS, NAME, ...)                                                                                    \
+    KERNEL(THREADS, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
            const u64* page_base, f32* out, f16* out16, f32* row_scales, f32* part_values, f32* part_stats, u32* counters,      \
            const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads, u32 n_kv_heads, u32 head_dim,                  \
            u32 table_stride, u32 window) {                                                                                     \
@@ -56,6 +61,8 @@ template <class T> DEV void run_any(const Task& t) { run_plain<T, false>(t); }
                               part_stats, counters, sinks, layer_offset, scale, cap, n_heads, n_kv_heads, head_dim,            \
                               table_stride, window});                                                                          \
     }
+
+#define ATTN_PREFILL(NAME, ...) ATTN_PREFILL_OF(4 * WAVE, NAME, __VA_ARGS__)
 
 ATTN_PREFILL(attn_prefill_f16_64, run_sized<64, f16>)
 ATTN_PREFILL(attn_prefill_f16_80, run_sized<80, f16>)
@@ -69,3 +76,8 @@ ATTN_PREFILL(attn_prefill_i8_128, run_sized<128, i8>)
 ATTN_PREFILL(attn_prefill_i8_256, run_sized<256, i8>)
 ATTN_PREFILL(attn_prefill_i8_any, run_any<i8>)
 ATTN_PREFILL(attn_prefill_f32_any, run_any<f32>)
+
+#if HAS_WIDE_MATRIX
+ATTN_PREFILL_OF(prefill::WIDE_THREADS, attn_prefill_wide_f16_64, run_wide<64>)
+ATTN_PREFILL_OF(prefill::WIDE_THREADS, attn_prefill_wide_f16_128, run_wide<128>)
+#endif

@@ -1,8 +1,8 @@
-// The task and a block's tile of queries, which both bodies of attn_prefill and attn_around share.
+// The task and a block's tile of queries, which the bodies of attn_prefill and attn_around share.
 //
 // A tile is some neighbouring rows of one sequence. With the query heads of one KV head these are up to QUERIES queries, row by
-// row, heads within a row. All walk the sequence's pages together, 32 tokens at a time, from the first page that the first
-// query sees. With few tiles several blocks share a tile, and each walks a part of its pages. Otherwise the walk through a long
+// row, heads within a row; up to WIDE_QUERIES on the wide matrix unit. All walk the sequence's pages together, 32 or 64 tokens at
+// a time, from the first page that the first query sees. With few tiles several blocks share a tile, and each walks a part of its pages. Otherwise the walk through a long
 // sequence would take most of a step: 128 pages took 0.28 ms on an H100.
 #pragma once
 #include "../common/pages.h"
@@ -43,8 +43,9 @@ struct Walk {
     u32 start, end;
 };
 
-// AROUND: each query sees `window / 2` tokens before its own, and as many after it. Else the window ends with its own.
-template <bool AROUND> struct Tile {
+// AROUND: each query sees `window / 2` tokens before its own, and as many after it. Else the window ends with its own. MOST:
+// queries that a tile may have.
+template <bool AROUND, u32 MOST = QUERIES> struct Tile {
     const Task& task;
     u32 first_row, rows, kv_head, group;
 
@@ -52,7 +53,7 @@ template <bool AROUND> struct Tile {
         : task(t), first_row(t.tiles[2 * block_y()]), rows(t.tiles[2 * block_y() + 1]), kv_head(block_x()),
           group(t.n_heads / t.n_kv_heads) {}
 
-    DEV u32 queries() const { return min_u32(rows * group, QUERIES); }
+    DEV u32 queries() const { return min_u32(rows * group, MOST); }
     // Tokens up to the last that query `i` sees; 0 where the tile has no query `i`.
     DEV u32 length(u32 i) const {
         if (i >= queries()) return 0;
@@ -87,6 +88,12 @@ template <bool AROUND> struct Tile {
         if (task.out) task.out[to] = value;
         if (task.out16) task.out16[to] = f32_to_f16(value);
     }
+    // Values d and d + 1, d even.
+    DEV void store_two(u32 i, u32 d, f32 low, f32 high) const {
+        const u64 to = at(i) + d;
+        if (task.out) store8(task.out + to, {as_u32(low), as_u32(high)});
+        if (task.out16) *(u32*)(task.out16 + to) = pack_f16x2(low, high);
+    }
     // The block's part of tokens first..length, `first` the first of a page.
     DEV Walk walk(u32 first, u32 length) const {
         const u32 pages = ceil_div(length - first, KV_PAGE_TOKENS), each = ceil_div(pages, grid_z()) * KV_PAGE_TOKENS;
@@ -97,16 +104,16 @@ template <bool AROUND> struct Tile {
     // Number of share `s` of the tile.
     DEV u32 share(u32 s) const { return (block_y() * grid_x() + block_x()) * grid_z() + s; }
     // Weighted sums of query i over the tokens of a share, not normalised.
-    DEV f32* part(u32 s, u32 i) const { return task.part_values + ((u64)share(s) * QUERIES + i) * task.head_dim; }
+    DEV f32* part(u32 s, u32 i) const { return task.part_values + ((u64)share(s) * MOST + i) * task.head_dim; }
     // Their greatest score and sum of weights.
-    DEV f32* stats(u32 s, u32 i) const { return task.part_stats + ((u64)share(s) * QUERIES + i) * 2; }
+    DEV f32* stats(u32 s, u32 i) const { return task.part_stats + ((u64)share(s) * MOST + i) * 2; }
     DEV void store_stats(u32 i, f32 most, f32 sum) const {
         f32* to = stats(block_z(), i);
         to[0] = most;
         to[1] = sum;
     }
 
-    // The last of the blocks that share the tile joins their sums in rising order. `weights`: f32[QUERIES][SHARE_STRIDE] in LDS.
+    // The last of the blocks that share the tile joins their sums in rising order. `weights`: f32[MOST][SHARE_STRIDE] in LDS.
     // The whole block calls, after it has stored its own.
     DEV void join(f32* weights) const {
         const u32 shares = grid_z();

@@ -139,7 +139,7 @@ template <u32 M> struct WideSums : Wide::Sums<M> {
 // Weights of quantised types.
 template <class T> struct WideWeights : LaneWeights<T, Wide> {
     DEV WideWeights(const u8* planes, u32 n, u32 first, u32 cols) : LaneWeights<T, Wide>(planes, n, first, cols) {
-        Wide::settle(this->block);
+        Wide::settle_pointers(this->block);
     }
     DEV u32 steps() const { return ceil_div(this->groups, GROUPS); }
     // A step's weights of a lane, as loaded.

@@ -192,6 +192,12 @@ CALLED void copy16_async(void* lds, const void* p, HOST_HERE) {
     if (me->copies == host::Lane::COPIES_MAX) host::fault("too many copies are in flight", file, line);
     me->copy[me->copies++] = {lds, p, me->groups};
 }
+namespace host {
+alignas(16) constexpr unsigned char ZEROS[16] = {};
+} // namespace host
+DEV void copy16_or_0_async(void* lds, const void* p, bool there, HOST_HERE) {
+    copy16_async(lds, there ? p : host::ZEROS, file, line);
+}
 DEV void end_copies() { host::self->groups++; }
 template <u32 GROUPS> CALLED void wait_copies() {
     host::Lane* me = host::self;

@@ -96,6 +96,10 @@ DEV void copy16_async(void* lds, const void* p) {
     u32 at = (u32)__cvta_generic_to_shared(lds);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(__cvta_generic_to_global(p)) : "memory");
 }
+DEV void copy16_or_0_async(void* lds, const void* p, bool there) {
+    u32 at = (u32)__cvta_generic_to_shared(lds), bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(__cvta_generic_to_global(p)), "r"(bytes) : "memory");
+}
 DEV void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <u32 GROUPS> DEV void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
 

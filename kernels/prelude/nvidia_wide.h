@@ -16,13 +16,14 @@
     WIDE_D64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,"                                                                \
              "%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"                                                                \
              "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-// The operands after the sums are A, which is added as it is, and the descriptor of B.
-#define WIDE_MMA(SHAPE, D, A0, A1, A2, A3, B, ...)                                                                             \
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0;"                                                                        \
+// The operands after the sums are A, the descriptor of B, whether the sums go on from what they are, and whether B's
+// rows go down in LDS.
+#define WIDE_MMA(SHAPE, D, A0, A1, A2, A3, B, ON, DOWN, ...)                                                                   \
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %" #ON ", 0;"                                                                 \
                  "wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 {" D "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3               \
-                 "}, %" #B ", p, 1, 1, 0; }"                                                                                   \
+                 "}, %" #B ", p, 1, 1, %" #DOWN "; }"                                                                          \
                  : __VA_ARGS__                                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(GOES_ON), "n"(IS_DOWN)                              \
                  : "memory")
 
 struct Wide {
@@ -35,6 +36,8 @@ struct Wide {
     DEV static Address address(const f16* lds) { return (u64)0x40000080 << 32 | (u32)__cvta_generic_to_shared(lds) >> 4; }
     // Bytes from the address to the next multiple of 1024, where a tile may begin.
     DEV static u32 to_tile(const f16* lds) { return (0u - (u32)__cvta_generic_to_shared(lds)) % 1024; }
+    // So many values further.
+    DEV static Address past(Address at, u32 values) { return at + values / 8; }
 
     template <u32 N> struct Sums {
         // Rows of B in a lane, and the lane's sums of each: one for each row of A that it holds.
@@ -45,31 +48,47 @@ struct Wide {
         DEV void clear() {
             UNROLL for (u32 l = 0; l < ROWS * HELD; l++) v[l] = 0.0f;
         }
+        DEV void set(u32 i, u32 h, f32 value) { v[i / 2 * 4 + 2 * h + i % 2] = value; }
+        // Between products and other uses of the sums: the compiler moves neither past the other.
+        DEV void settle() {
+            UNROLL for (u32 l = 0; l < ROWS * HELD; l++) asm volatile("" : "+f"(v[l])::"memory");
+        }
         DEV void add(const u32 (&a)[4], Address tile, u32 half, u32 product) {
-            const u64 b = tile + 64 * half + 2 * product;
-            if constexpr (N == 16) WIDE_MMA("m64n16k16", WIDE_D8, 8, 9, 10, 11, 12, WIDE_4(v, 0), WIDE_4(v, 4));
-            if constexpr (N == 32) WIDE_MMA("m64n32k16", WIDE_D16, 16, 17, 18, 19, 20, WIDE_16(v, 0));
-            if constexpr (N == 64) WIDE_MMA("m64n64k16", WIDE_D32, 32, 33, 34, 35, 36, WIDE_16(v, 0), WIDE_16(v, 16));
+            multiply<1, 0>(a, tile + 64 * half + 2 * product);
+        }
+        DEV void start(const u32 (&a)[4], Address tile, u32 half, u32 product) {
+            multiply<0, 0>(a, tile + 64 * half + 2 * product);
+        }
+        // The descriptor says also that the next 64 rows of B lie 1024 bytes further.
+        DEV void add_down(const u32 (&a)[4], Address tile, u32 product) { multiply<1, 1>(a, tile + (64 << 16) + 256 * product); }
+
+        template <u32 GOES_ON, u32 IS_DOWN> DEV void multiply(const u32 (&a)[4], u64 b) {
+            if constexpr (N == 16) WIDE_MMA("m64n16k16", WIDE_D8, 8, 9, 10, 11, 12, 13, 14, WIDE_4(v, 0), WIDE_4(v, 4));
+            if constexpr (N == 32) WIDE_MMA("m64n32k16", WIDE_D16, 16, 17, 18, 19, 20, 21, 22, WIDE_16(v, 0));
+            if constexpr (N == 64) WIDE_MMA("m64n64k16", WIDE_D32, 32, 33, 34, 35, 36, 37, 38, WIDE_16(v, 0), WIDE_16(v, 16));
             if constexpr (N == 128) {
-                WIDE_MMA("m64n128k16", WIDE_D64, 64, 65, 66, 67, 68, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
+                WIDE_MMA("m64n128k16", WIDE_D64, 64, 65, 66, 67, 68, 69, 70, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
                          WIDE_16(v, 48));
             }
             if constexpr (N == 256) {
-                WIDE_MMA("m64n256k16", WIDE_D128, 128, 129, 130, 131, 132, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
+                WIDE_MMA("m64n256k16", WIDE_D128, 128, 129, 130, 131, 132, 133, 134, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
                          WIDE_16(v, 48), WIDE_16(v, 64), WIDE_16(v, 80), WIDE_16(v, 96), WIDE_16(v, 112));
             }
         }
     };
 
     // Pointers are added up here. Else the compiler adds their parts again at each load, which took 5 % of a product's time.
-    template <class Pointers> DEV static void settle(Pointers& all) {
+    template <class Pointers> DEV static void settle_pointers(Pointers& all) {
         UNROLL for (u32 i = 0; i < sizeof all / 8; i++) asm("" : "+l"(((u64*)&all)[i]));
     }
-    // Before products with these operands. They are complete from here on: what makes them may not move down.
-    DEV static void begin(u32 (&a)[2][4]) {
-        asm volatile("wgmma.fence.sync.aligned;"
-                     : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
-                       "+r"(a[1][3])::"memory");
+    // These operands are complete from here on: what makes them may not move down, past products and waits.
+    template <u32 N> DEV static void settle(u32 (&a)[N][4]) {
+        UNROLL for (u32 i = 0; i < N; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    }
+    // Before products with these operands.
+    template <u32 N> DEV static void begin(u32 (&a)[N][4]) {
+        settle(a);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     }
     // Ends a batch of products.
     DEV static void end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -78,6 +97,13 @@ struct Wide {
     // Between this thread's writes of B and the barrier before products that read it.
     DEV static void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 };
+
+// 2^a, and 0 where that is below the smallest normal number: one instruction.
+DEV f32 exp2_or_0_f32(f32 a) {
+    f32 power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
+    return power;
+}
 
 // A barrier in LDS for copies that one thread starts for all.
 struct CopyBarrier {

@@ -47,6 +47,7 @@
 //   global_address<T>(u64)  for an address that was loaded: a pointer that the compiler knows to be in global memory
 // Copies to LDS that take no registers, where HAS_ASYNC_COPY is 1 (else 0 and none of these)
 //   copy16_async(lds, p)  end_copies() (ends a group of this thread's)  wait_copies<N>() (until all but its last N arrived)
+//   copy16_or_0_async(lds, p, there)  copies zeros where not `there`: p is not read
 // Atomics (device scope; u32* in global memory or LDS)
 //   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
 //   atomic_add_acq_rel(p, v) (global memory)  load_acquire(p)  store_release_system(p, v) (seen by the host)
@@ -84,8 +85,13 @@
 //               row held(h). B lies in tiles (common/tiled.h); address(p) is a place in LDS as add() takes it
 //   Wide::Sums<N> clear(); add(a, tile, half, product) starts product 0..4 of a half; row(i) and get(i, h): the sum of row(i) of B
 //               with row held(h) of A, i below ROWS
-//   Wide::publish() in each thread that has copied to LDS, before the barrier. Wide::begin(a) after `a` was made, Wide::end() after
-//               the products that use it, Wide::wait<LEFT>() until all but the last LEFT batches are done
+//               set(i, h, v); start(a, tile, half, product): as add(), from 0; add_down(a, tile, product): row r of B lies down
+//               the tiles, 64 in one and the next 64 in the tile beside it, and product p takes 16 p to 16 p + 15 of its k;
+//               settle() between products and other uses of the sums
+//   Wide::past(address, values)  so many values further
+//   exp2_or_0_f32(x)  exp2_f32, or 0 below the smallest normal number
+//   Wide::publish() in each thread that has copied to LDS, before the barrier. Wide::begin(a) after the operands a[i] were made,
+//               Wide::end() after the products that use them, Wide::wait<LEFT>() until all but the last LEFT batches are done
 // Copies to LDS that one wave starts for the block, where HAS_BULK_COPY is 1 (else 0 and none of these)
 //   CopyBarrier begin(arrivals)  arrive()  expect(bytes)  wait(parity)     copy_bulk_async(lds, p, bytes, barrier)
 // Clusters of two blocks that run at the same time and reach each other's LDS, where HAS_BULK_COPY is 1

@@ -5,7 +5,7 @@ use rocmforge::backend::hip::DevicePtr;
 use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::heads::AttnAround;
 
-use crate::attending::{CAP, Rows, Scores, Tiled, scale, set_far};
+use crate::attending::{CAP, Rows, Scores, TILE_QUERIES, Tiled, scale, set_far};
 use crate::pages::{Cache, Element, Heads, attend};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -67,7 +67,7 @@ impl<E: Element> Case<E> {
     fn run(&mut self, rig: &Rig, kernel: Kernel<AttnAround>, tile_rows: usize, shares: u32) -> Vec<f32> {
         let Self { rows, ends, cache } = self;
         let heads = rows.heads;
-        let tiled = Tiled::new(rig, rows, tile_rows, shares, E::WRITES_HALVES);
+        let tiled = Tiled::new(rig, rows, TILE_QUERIES, tile_rows, shares, E::WRITES_HALVES);
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
         let [positions, ends, row_seq] =
@@ -135,7 +135,7 @@ fn check<E: Element>(
 ) {
     let mut case = Case::<E>::new(random, heads, texts, window, scores);
     let bound = if scores == Scores::Far { bound + FAR_BOUND } else { bound };
-    let most = 64 / heads.group();
+    let most = TILE_QUERIES as usize / heads.group();
     let got = case.run(rig, kernel, most, 1);
     case.check(&got, bound);
     // Workgroups that share a tile's pages; with the most of them, some have none.

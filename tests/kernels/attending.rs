@@ -200,6 +200,10 @@ impl Rows {
     }
 }
 
+/// Most queries of a tile for kernels of prefill attention, and for those on the matrix unit across waves.
+pub const TILE_QUERIES: u32 = 64;
+pub const WIDE_TILE_QUERIES: u32 = 128;
+
 /// Tiles of neighbouring rows for prefill attention, with scratch for the workgroups that share them, and room for results.
 pub struct Tiled {
     pub tiles: Buffer,
@@ -213,8 +217,9 @@ pub struct Tiled {
 }
 
 impl Tiled {
-    /// Tiles of at most `tile_rows` rows, each of which `shares` workgroups share. With `halves`, f16 results are wanted too.
-    pub fn new(rig: &Rig, rows: &Rows, tile_rows: usize, shares: u32, halves: bool) -> Self {
+    /// Tiles of at most `tile_rows` rows and `queries` queries, each of which `shares` workgroups share. With `halves`, f16 results
+    /// are wanted too.
+    pub fn new(rig: &Rig, rows: &Rows, queries: u32, tile_rows: usize, shares: u32, halves: bool) -> Self {
         let heads = rows.heads;
         let mut tiles: Vec<[u32; 2]> = Vec::new();
         for row in 0..rows.len() {
@@ -224,8 +229,11 @@ impl Tiled {
                 _ => tiles.push([row as u32, 1]),
             }
         }
-        let parts = tiles.len() * heads.kv * shares as usize * 64;
-        let grid = Grid::xyz(heads.kv as u32, tiles.len() as u32, shares);
+        let parts = tiles.len() * heads.kv * shares as usize * queries as usize;
+        // 16 queries a wave; across waves, five steps of 64 tokens are in LDS.
+        let threads = queries / 16 * rig.device.description().wave;
+        let lds = if queries == WIDE_TILE_QUERIES { 5 * 64 * 4 * heads.dim as u32 + 1024 } else { 0 };
+        let grid = Grid::xyz(heads.kv as u32, tiles.len() as u32, shares).threads(threads).lds(lds);
         Self {
             tiles: rig.upload(&tiles),
             out: rig.output::<f32>(rows.len() * heads.cols()),
@@ -233,7 +241,7 @@ impl Tiled {
             values: rig.output::<f32>(parts * heads.dim),
             stats: rig.output::<f32>(parts * 2),
             counters: rig.upload(&vec![0u32; tiles.len() * heads.kv]),
-            grid: grid.threads(4 * rig.device.description().wave),
+            grid,
             halves,
         }
     }

@@ -385,7 +385,8 @@ kernels! { |launch|
         pairs_by_halves: u32,
     }
 
-    /// Attention of many rows. Grid: KV heads, tiles, workgroups that share a tile's tokens; 4 waves per workgroup.
+    /// Attention of many rows. Grid: KV heads, tiles, workgroups that share a tile's tokens; 4 waves per workgroup, or 8 on the
+    /// matrix unit across waves.
     AttnPrefill [
         attn_prefill_f16_64: 64,
         attn_prefill_f16_80: 64,
@@ -399,6 +400,8 @@ kernels! { |launch|
         attn_prefill_i8_256: 64,
         attn_prefill_i8_any: 64,
         attn_prefill_f32_any: 64,
+        attn_prefill_wide_f16_64: 128 on AcrossWaves,
+        attn_prefill_wide_f16_128: 128 on AcrossWaves,
     ] {
         /// f32 `[M][n_heads * head_dim]`. `tiles` decides which rows.
         q: DevicePtr<f32> [at least launch.heads(n_heads, n_kv_heads) * head_dim],
@@ -418,12 +421,14 @@ kernels! { |launch|
         out16: DevicePtr<u16> [null or at least n_heads * head_dim],
         /// f32 `[M]`, with `out16`. `tiles` decides which rows.
         row_scales: DevicePtr<f32> [at least only(!out16.is_null(), 1)],
-        /// f32 `[T][n_kv_heads][grid z][64][head_dim]`, for a grid z above 1.
+        /// f32 `[T][n_kv_heads][grid z][queries][head_dim]`, for a grid z above 1; a tile has up to 64 queries, or 128.
         part_values: DevicePtr<f32> [
-            at least only(launch.z != 1, launch.x * launch.y * launch.z * 64 * head_dim)
+            at least only(launch.z != 1, launch.x * launch.y * launch.z * launch.columns() * head_dim)
         ],
-        /// f32 `[T][n_kv_heads][grid z][64][2]`, likewise.
-        part_stats: DevicePtr<f32> [at least only(launch.z != 1, launch.x * launch.y * launch.z * 64 * 2)],
+        /// f32 `[T][n_kv_heads][grid z][queries][2]`, likewise.
+        part_stats: DevicePtr<f32> [
+            at least only(launch.z != 1, launch.x * launch.y * launch.z * launch.columns() * 2)
+        ],
         /// `[T][n_kv_heads]`, all 0 at launch, likewise.
         counters: DevicePtr<u32> [at least only(launch.z != 1, launch.x * launch.y)],
         /// f32 `[n_heads]`: one more score of each head, whose value is 0; or null.

@@ -158,8 +158,9 @@ impl OpenModel {
         // Rows that all have logits are one of a sequence each.
         let around = self.bound.around;
         let many = around || rows >= modes.thresholds().tiled_from && !graphs::suits(batch, modes);
+        let (queries, group) = (self.bound.tile_queries, self.bound.group_max);
         let (alone, tiles) =
-            if many { run::tiles(self.bound.group_max, batch, around) } else { (rows, Vec::new()) };
+            if many { run::tiles(queries, group, batch, around) } else { (rows, Vec::new()) };
         let row_bytes = self.bound.table.as_ref().map_or(0, |rows| rows.row_bytes);
         let mut layout = Layout {
             rows,

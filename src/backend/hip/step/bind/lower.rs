@@ -46,6 +46,7 @@ pub struct Lower<'a> {
     pub room: ScratchNeed,
     pub windows: Vec<u32>,
     pub group_max: u32,
+    pub tile_queries: u32,
     pub table: Option<TableRows>,
     pub both_ways: bool,
     pub around: bool,
@@ -90,6 +91,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         room: ScratchNeed::default(),
         windows: Vec::new(),
         group_max: 0,
+        tile_queries: u32::MAX,
         table: None,
         both_ways: false,
         around: false,
@@ -158,6 +160,7 @@ impl Lower<'_> {
             last_rows: self.last_rows,
             windows: self.windows,
             group_max: self.group_max,
+            tile_queries: self.tile_queries,
             limits: self.limits,
             modes: self.modes,
         })

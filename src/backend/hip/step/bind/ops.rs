@@ -11,7 +11,7 @@ use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
 use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, WIDE_HEAD_ROWS};
 use crate::backend::hip::step::Modes;
-use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
+use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats, tile_queries};
 use crate::program::{
     Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TableRow, TensorId, ValueId,
 };
@@ -252,6 +252,7 @@ impl Lower<'_> {
         }
         if group <= TILE_QUERIES && !wide {
             self.group_max = self.group_max.max(group);
+            self.tile_queries = self.tile_queries.min(tile_queries(self.modes, head_dim, around));
         }
         let few = if wide { WIDE_HEAD_ROWS } else { ATTENTION_ROWS };
         self.room.heads = self.room.heads.max(few * heads as usize);

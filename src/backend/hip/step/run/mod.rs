@@ -14,7 +14,7 @@ mod wide;
 pub use attention::{attend_leaves_floats, splits_of};
 pub use experts::ExpertTable;
 use gate::Biases;
-pub use prefill::{TILE_QUERIES, tiles};
+pub use prefill::{TILE_QUERIES, tile_queries, tiles};
 
 use crate::backend::BackendError;
 use crate::backend::hip::step::arrays::{Layout, Places};
