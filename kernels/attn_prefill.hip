@@ -24,7 +24,7 @@
 // Launch     grid = (n_kv_heads, T, blocks that share a tile's pages: 1 to 32), block = 4 waves. Tiles of late positions take
 //            longest: put them first. `wide`: block = 8 waves; dynamic LDS for 5 steps of 64 tokens' keys and values, and 1024
 //            bytes more
-// Alignment  16 bytes for pages and q
+// Alignment  16 bytes for pages and q; for `wide` also 8 for out and part_values, 4 for out16
 // Sums in    f32, pages in rising order (`wide`: two at a time), then the blocks' parts. On the matrix unit queries (times scale), weights and
 //            products of codes and scales are rounded to f16. A row's bits depend on its own tokens, and with grid z above 1 on
 //            the tile's first and last token. The matrix unit makes one exception. A value that is NaN or infinite, and that some
