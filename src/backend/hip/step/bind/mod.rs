@@ -60,7 +60,7 @@ pub struct Bound {
     pub windows: Vec<u32>,
     /// Most query heads per KV head among groups that fit a prefill tile; 0 if there are none.
     pub group_max: u32,
-    /// Most queries of a KV head in a prefill tile.
+    /// Most queries of a KV head in a prefill tile; `u32::MAX` if no attention has tiles.
     pub tile_queries: u32,
     /// Largest step that this binding serves.
     pub limits: StepLimits,
