@@ -209,13 +209,13 @@ impl Daemon {
         }
         let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
+        let _trimmer = trim::Trimmer::start()
+            .inspect_err(|error| tracing::warn!("freed memory may stay with the daemon: no thread: {error}"))
+            .ok();
         let acceptor = Acceptor::new(Arc::clone(&service), connections(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
-        let _trimmer = trim::Trimmer::start()
-            .inspect_err(|error| tracing::warn!("freed memory may stay with the daemon: no thread: {error}"))
-            .ok();
         drop(tokio::spawn(nameless::look_after(Arc::downgrade(&service))));
         // Runs in the background while clients are answered.
         map_wanted(Arc::clone(&store));
