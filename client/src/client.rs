@@ -88,13 +88,21 @@ impl Client {
     /// # Errors
     /// As [`Connection::call`].
     pub fn list(&self) -> Result<ListReply, ClientError> {
-        let mut whole = self.call(&ListRequest::default())?;
+        self.list_of(None)
+    }
+
+    /// As [`Client::list`], as that user gets it: with the names of the files that it passed, instead of the caller's.
+    ///
+    /// # Errors
+    /// `Forbidden` without the right `policy.see`; else as [`Connection::call`].
+    pub fn list_of(&self, uid: Option<u32>) -> Result<ListReply, ClientError> {
+        let mut whole = self.call(&ListRequest::of(uid, ""))?;
         let mut parts = Parts::default();
         while whole.more
             && let Some(last) = whole.models.last()
         {
             self.one_more(&mut parts)?;
-            let mut next = self.call(&ListRequest { after: last.name.clone(), ext: vec![] })?;
+            let mut next = self.call(&ListRequest::of(uid, &last.name))?;
             whole.more = next.more && !next.models.is_empty();
             whole.models.append(&mut next.models);
         }
@@ -164,7 +172,15 @@ impl Client {
     /// # Errors
     /// As [`Connection::call`].
     pub fn unload(&self, name: &str) -> Result<UnloadReply, ClientError> {
-        self.call(&UnloadRequest { name: name.to_owned(), request_id: random_request_id(), ext: vec![] })
+        self.unload_of(None, name)
+    }
+
+    /// As [`Client::unload`], of a file that this user passed.
+    ///
+    /// # Errors
+    /// `Forbidden` without the right `policy.manage`; else as [`Connection::call`].
+    pub fn unload_of(&self, uid: Option<u32>, name: &str) -> Result<UnloadReply, ClientError> {
+        self.call(&UnloadRequest::of(uid, name, random_request_id()))
     }
 
     /// All running and waiting requests, in as many calls as needed.

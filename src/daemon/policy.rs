@@ -101,17 +101,14 @@ fn ids(text: &str) -> BTreeMap<String, u32> {
 
 fn who(key: &'static str, parties: &[Party], names: &Names) -> Result<Who, ConfigError> {
     let mut who = Who::default();
-    let mut texts = Vec::new();
     for party in parties {
         let name = match party {
             Party::Uid(uid) => {
                 who.uids.insert(*uid);
-                texts.push(uid.to_string());
                 continue;
             }
             Party::Name(name) => name,
         };
-        texts.push(format!("{name:?}"));
         let unknown = || ConfigError::Who { key, name: name.clone() };
         let number = |name: &str, ids: &BTreeMap<String, u32>| {
             name.parse().ok().or_else(|| ids.get(name).copied()).ok_or_else(unknown)
@@ -122,7 +119,6 @@ fn who(key: &'static str, parties: &[Party], names: &Names) -> Result<Who, Confi
             None => drop(who.uids.insert(number(name, &names.users)?)),
         }
     }
-    who.text = texts.join(", ");
     Ok(who)
 }
 
@@ -147,7 +143,6 @@ mod tests {
         let loads = &policy.rules[Right::Load as usize];
         assert_eq!(loads.uids, [7, 8, 1000].into());
         assert_eq!(loads.gids, [9, 44].into());
-        assert_eq!(loads.text, r#""alice", "@ai", 7, "@9", "8""#);
         let bob = Credentials { uid: 1002, gids: vec![100, 44], by: None };
         assert!(policy.allows(&bob, Right::Load) && policy.allows(&bob, Right::Run));
         assert_eq!(policy.rules[Right::Run as usize], Who::everyone());

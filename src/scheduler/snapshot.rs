@@ -121,6 +121,8 @@ pub struct ModelResidency {
     pub weight_bytes: u64,
     /// Device bytes of its KV pages.
     pub kv_bytes: u64,
+    /// Most KV pages that it can have; 0 while it is not open.
+    pub kv_pages_max: u64,
     /// Bytes of KV pages and recurrent states of known prefixes that no live sequence has.
     pub kv_cached_bytes: u64,
     /// Number of these states.

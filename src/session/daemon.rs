@@ -249,7 +249,7 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         sequences_running: count(running as u64),
         sequences_queued: count(queued as u64),
         kv_pages_used: count(snapshot.kv_pages_used),
-        kv_pages_max: count(snapshot.kv_pages_max),
+        kv_pages_max: count(kv_pages_max(call, snapshot, &coarse)),
         kv_bytes: snapshot.kv_bytes,
         steps: counters.steps,
         rows: counters.rows,
@@ -265,6 +265,21 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         ext: device_ext(&info, snapshot, &coarse),
     };
     coarse.status(exact)
+}
+
+/// Pages of all open models; for a user that may not see others', of those that it has names for.
+fn kv_pages_max(call: &Call, snapshot: &EngineSnapshot, coarse: &Coarse) -> u64 {
+    if coarse.is_exact() {
+        return snapshot.kv_pages_max;
+    }
+    let ids: Vec<_> = snapshot.models.iter().map(|model| model.model).collect();
+    let names = call.service().store.names_of(call.peer().uid, false, &ids);
+    snapshot
+        .models
+        .iter()
+        .filter(|model| names.contains_key(&model.model))
+        .map(|model| model.kv_pages_max)
+        .sum()
 }
 
 fn device_ext(info: &BackendInfo, snapshot: &EngineSnapshot, coarse: &Coarse) -> Ext {

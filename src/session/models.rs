@@ -30,9 +30,10 @@ const SHOWN_ELEMENTS: usize = 8;
 const SHOWN_BYTES: usize = 1024;
 
 pub(super) async fn list(call: Call, request: ListRequest) -> Result<ListReply, Failure> {
+    let uid = meant(&call, request.of_user(), Right::See)?;
     call.blocking(move |call| {
         let own = call.own_sequences();
-        let mut all = call.service().store.list(call.peer().uid);
+        let mut all = call.service().store.list(uid);
         all.retain(|listing| listing.name > request.after);
         let of_all = all.len();
         let mut room = page_room(call.connection.limits.max_frame);
@@ -41,6 +42,17 @@ pub(super) async fn list(call: Call, request: ListRequest) -> Result<ListReply, 
         Ok(ListReply { more: models.len() < of_all, models, ext: Ext::new() })
     })
     .await
+}
+
+/// The user whose names a request means: the client's own, or with that right another one.
+fn meant(call: &Call, of: Result<Option<u32>, wire::NoUid>, right: Right) -> Result<u32, Failure> {
+    let own = call.peer().uid;
+    let of = of.map_err(|error| failure(ErrorCode::InvalidArgument, &error.to_string()))?;
+    let uid = of.unwrap_or(own);
+    if uid != own {
+        call.service().policy().check(&call.connection.peer, right)?;
+    }
+    Ok(uid)
 }
 
 /// Upper bound of a summary's encoded size in bytes.
@@ -101,12 +113,27 @@ pub(super) async fn unload(
     request: UnloadRequest,
     payload: Vec<u8>,
 ) -> Result<UnloadReply, Failure> {
-    let id = request.request_id;
+    let (id, own_uid) = (request.request_id, call.peer().uid);
+    let uid = meant(&call, request.of_user(), Right::Manage)?;
+    if uid != own_uid && !call.peer().administrator && call.service().policy().names_administrator(uid) {
+        let text = format!("uid {uid} is an administrator: only an administrator unloads what it passed");
+        return Err(failure(ErrorCode::Forbidden, &text));
+    }
     once(&call, (id, Op::Unload), Kind::Names, &payload, move |call| {
-        let peer = call.peer();
-        let own = call.own_sequences().map(|own| own.get(&request.name).copied().unwrap_or(0));
-        let unloaded = call.service().store.unload(peer.uid, call.may(Right::Manage), &request.name);
+        let own = call.own_sequences().map(|own| own.get(&request.name).copied().filter(|_| uid == own_uid));
+        let own = own.map(|own| own.unwrap_or(0));
+        let store = &call.service().store;
+        if uid != own_uid && !store.passed().iter().any(|passed| (passed.uid, &passed.name) == (uid, &request.name)) {
+            let text = format!("uid {uid} has passed no file as {:?}", request.name);
+            return Err(failure(ErrorCode::ModelNotFound, &text));
+        }
+        // Of another user's names only those of files that it passed: it may have given the name up a moment ago.
+        let manages = uid == own_uid && call.may(Right::Manage);
+        let unloaded = store.unload(uid, manages, &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
+        if uid != own_uid {
+            tracing::info!(name: "unloaded", uid, by = own_uid, model = ?request.name, "a file that a user passed was unloaded");
+        }
         call.service().keep_state();
         Ok(UnloadReply {
             was_mapped: unloaded.was_mapped,

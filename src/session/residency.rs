@@ -316,6 +316,7 @@ mod tests {
             parts: vec![PartState::Partial; 514],
             weight_bytes: 1,
             kv_bytes: 1,
+            kv_pages_max: 1,
             kv_cached_bytes: 1,
             states_cached: 1,
             states_cached_bytes: 1,

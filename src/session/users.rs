@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rocmforge_client::wire::{
-    self, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, Ext, UserEntry, UsersReply, UsersRequest, limits,
+    self, EXT_USER_PASSED_BYTES, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, Ext, UserEntry, UsersReply,
+    UsersRequest, limits,
 };
 
 use super::error::Failure;
@@ -12,7 +13,7 @@ use super::models::{fill, page_room};
 use super::{Call, Service};
 
 /// Encoded size of an entry in bytes.
-const ENTRY_BYTES: usize = 108 + 2 * 18;
+const ENTRY_BYTES: usize = 108 + 3 * 18;
 
 /// The client's own user; all users that hold anything if the client has [`super::Right::See`].
 pub(super) async fn users(call: Call, request: UsersRequest) -> Result<UsersReply, Failure> {
@@ -50,8 +51,12 @@ impl Holdings {
         let pages = engine.sequences.iter().map(|sequence| (sequence.uid, sequence.kv_pages.into()));
         all.add(pages, |user| &mut user.kv_pages);
         for (uid, (sessions, bytes)) in service.sessions.holdings() {
-            all.0.entry(uid).or_default().ext =
-                wire::number_ext([(EXT_USER_SESSIONS, sessions), (EXT_USER_SESSION_BYTES, bytes)]);
+            let sessions = [(EXT_USER_SESSIONS, sessions), (EXT_USER_SESSION_BYTES, bytes)];
+            all.0.entry(uid).or_default().ext.extend(wire::number_ext(sessions));
+        }
+        for (uid, bytes) in service.store.passed_bytes() {
+            let passed = wire::number_ext([(EXT_USER_PASSED_BYTES, bytes)]);
+            all.0.entry(uid).or_default().ext.extend(passed);
         }
         all.add(engine.user_rates.iter().map(|(uid, rate)| (*uid, *rate)), |user| &mut user.device_us_per_s);
         all
@@ -76,7 +81,9 @@ mod tests {
     #[test]
     fn a_page_of_users_fits_its_payload_and_wastes_none() {
         let mut room = page_room(wire::PAYLOAD_BYTES_MIN);
-        let ext = wire::number_ext([(EXT_USER_SESSIONS, 1), (EXT_USER_SESSION_BYTES, 1)]);
+        let ext = wire::number_ext(
+            [EXT_USER_SESSIONS, EXT_USER_SESSION_BYTES, EXT_USER_PASSED_BYTES].map(|key| (key, 1)),
+        );
         let longest = UserEntry { ext, ..UserEntry::default() };
         let users = fill(&mut room, std::iter::repeat_n(longest, 1000), |_| ENTRY_BYTES);
         let encoded = wire::encode(&UsersReply { users, more: true, ext: Ext::new() }).unwrap().len();

@@ -180,7 +180,8 @@ LIMITS = {
 }
 CRITICAL = 0x8000
 FORM, EXTRAS, DOCUMENT, EMBEDDING = 0x8002, 0x8004, 0x8008, 4
-KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005, 0x8006, 0x8007, DOCUMENT}, "GenerateEnd": {EMBEDDING}}
+KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003, EXTRAS, 0x8005, 0x8006, 0x8007, DOCUMENT}, "GenerateEnd": {EMBEDDING},
+         "ListRequest": {0x8001}, "UnloadRequest": {0x8001}}
 
 
 class Bad(Exception):

@@ -26,7 +26,10 @@ fn another_user() {
     assert_eq!(code(answer(&client, &private)), ErrorCode::ModelNotFound as u16);
     let sequences = client.ps().unwrap().sequences;
     assert_eq!(sequences, [], "another user's sequence is shown");
+    let pages_max = || client.status().unwrap().devices[0].kv_pages_max;
+    assert_eq!(pages_max(), 0, "the pages of another user's model are shown");
     answer(&client, &story(4)).unwrap();
+    assert!(pages_max() > 0);
     assert_eq!(
         code(client.unload(TINY)),
         ErrorCode::Forbidden as u16,
@@ -38,6 +41,12 @@ fn another_user() {
     assert!(kept.mapped_now, "the repository's file shares the mapping of the rig's copy");
     assert_eq!(client.status().unwrap().models_mapped, before + 1);
     assert!(client.unload("private").unwrap().was_mapped);
+    for uid in [0, 54_322] {
+        assert_eq!(code(client.list_of(Some(uid))), ErrorCode::Forbidden as u16);
+        assert_eq!(code(client.unload_of(Some(uid), "private")), ErrorCode::Forbidden as u16);
+    }
+    assert_eq!(client.list_of(Some(STRANGER)).unwrap().models.len(), 1, "its own names are its own");
+    client.load_file(&common::tinystories(), Some("left")).unwrap();
     println!("\nDONE well");
 }
 
@@ -208,9 +217,36 @@ fn models_of_one_user_are_not_anothers() {
     });
     other.go();
     assert_eq!(other.line("DONE "), "well");
+    an_administrator_unloads_what_was_left(&client);
     drop(raw);
     rig.assert_idle();
     rig.assert_serves();
+}
+
+/// The file of [`another_user`]: `administrator` sees who passed it and its size, and unloads it, and nothing else of that name.
+fn an_administrator_unloads_what_was_left(administrator: &Client) {
+    let bytes = || {
+        let users = administrator.users().unwrap().users;
+        users.iter().find(|user| user.uid == STRANGER).map_or(0, |user| user.passed_bytes())
+    };
+    let size = std::fs::metadata(common::tinystories()).unwrap().len();
+    assert_eq!(bytes(), size);
+    let names = |uid| {
+        let models = administrator.list_of(uid).unwrap().models;
+        models.into_iter().map(|model| model.name).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (names(None), names(Some(STRANGER))),
+        (vec!["private".into(), TINY.into()], vec!["left".into(), TINY.into()])
+    );
+    for not_passed in [TINY, "private"] {
+        assert_eq!(
+            code(administrator.unload_of(Some(STRANGER), not_passed)),
+            ErrorCode::ModelNotFound as u16
+        );
+    }
+    assert!(administrator.unload_of(Some(STRANGER), "left").unwrap().was_mapped);
+    assert_eq!((bytes(), names(Some(STRANGER))), (0, vec![TINY.into()]));
 }
 
 /// A user's process of [`users_that_the_daemon_cannot_tell_apart_are_refused`].

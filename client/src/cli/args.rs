@@ -55,9 +55,14 @@ pub enum Command {
     Chat(ChatArguments),
     /// List the models that the daemon knows by name
     #[command(
-        after_help = "Examples:\n  rocmforge-client list\n  rocmforge-client list --json | jq -r '.models[].name'"
+        after_help = "Examples:\n  rocmforge-client list\n  rocmforge-client list --json | jq -r '.models[].name'\n  \
+            sudo rocmforge-client list --uid 1000"
     )]
-    List,
+    List {
+        /// As this user gets it, with the files that it passed; policy.see says who may
+        #[arg(long)]
+        uid: Option<u32>,
+    },
     /// Show a model's sizes, tokenizer and memory
     #[command(after_help = "Examples:\n  rocmforge-client show smollm2-135m-instruct-q4_1\n  \
         rocmforge-client show ./model.gguf --full --json | jq '.tensors[0]'")]
@@ -165,10 +170,15 @@ pub enum Command {
     #[cfg(feature = "pull")]
     Pull(super::pull::PullArguments),
     /// Unmap a model once its requests end
-    #[command(after_help = "Example:\n  rocmforge-client unload story")]
+    #[command(
+        after_help = "Examples:\n  rocmforge-client unload story\n  sudo rocmforge-client unload draft --uid 1000"
+    )]
     Unload {
         /// Its name
         model: String,
+        /// What this user passed under that name, instead of what you did; policy.manage says who may
+        #[arg(long)]
+        uid: Option<u32>,
     },
     /// List running and waiting requests
     #[command(

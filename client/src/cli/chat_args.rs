@@ -65,7 +65,7 @@ impl Command {
             | Self::Unpin { model }
             | Self::Rules { model, .. }
             | Self::Plan { model, .. }
-            | Self::Unload { model } => Some(model),
+            | Self::Unload { model, .. } => Some(model),
             Self::ClearCache { model, .. } => model.as_deref(),
             Self::Score(arguments) => Some(&arguments.model),
             Self::Tokenize(arguments) => Some(&arguments.model),

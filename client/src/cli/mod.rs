@@ -92,7 +92,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             return Err(Failure::usage("a chat has no --json form: `run --chat --json` answers once"));
         }
         Command::Chat(chat) => return chat::run(&client, chat),
-        Command::List => output.show(&client.list()?, tables::list)?,
+        Command::List { uid } => output.show(&client.list_of(*uid)?, tables::list)?,
         Command::Show { model, full } => {
             output.show(&client.show(&model_named(&client, model)?, *full)?, tables::show)?
         }
@@ -137,7 +137,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             output.show(&residency::Plan(plan), residency::plan)?
         }
         Command::Residency => output.show_as(&client.residency()?, residency::json, residency::residency)?,
-        Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
+        Command::Unload { model, uid } => output.show(&client.unload_of(*uid, model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Cancel { id, uid } => {
             let scope = match (id, uid) {

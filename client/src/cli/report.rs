@@ -251,6 +251,7 @@ pub fn status(Status { status: reply, users }: &Status) -> serde_json::Result<Va
     for (user, value) in users.iter().zip(value["users"].as_array_mut().into_iter().flatten()) {
         value["sessions"] = user.sessions().into();
         value["session_bytes"] = user.session_bytes().into();
+        value["passed_bytes"] = user.passed_bytes().into();
     }
     for (number, device) in reply.devices.iter().enumerate() {
         let value = &mut value["devices"][number];

@@ -203,7 +203,7 @@ pub fn status(out: Out<'_>, Status { status: reply, users }: &Status) -> io::Res
 
 /// Prints the holdings of users.
 fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
-    const HEAD: [&str; 15] = [
+    const HEAD: [&str; 16] = [
         "UID",
         "CONNECTIONS",
         "REQUESTS",
@@ -211,6 +211,7 @@ fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
         "UNREAD",
         "DESCRIPTORS",
         "PASSED MODELS",
+        "FILES",
         "HEADERS",
         "SEQUENCES",
         "KV PAGES",
@@ -230,6 +231,7 @@ fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
             bytes(user.answer_bytes),
             user.descriptors.to_string(),
             user.passed_models.to_string(),
+            bytes(user.passed_bytes()),
             bytes(user.header_bytes),
             user.sequences.to_string(),
             user.kv_pages.to_string(),
@@ -455,7 +457,9 @@ pub fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::{EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, ModelState, number_ext};
+    use rocmforge_client::wire::{
+        EXT_USER_PASSED_BYTES, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, ModelState, number_ext,
+    };
 
     use super::*;
 
@@ -477,7 +481,11 @@ mod tests {
             kv_pages: 7,
             text_us: 1500,
             device_us_per_s: 498_500,
-            ext: number_ext([(EXT_USER_SESSIONS, 3), (EXT_USER_SESSION_BYTES, 2048)]),
+            ext: number_ext([
+                (EXT_USER_SESSIONS, 3),
+                (EXT_USER_SESSION_BYTES, 2048),
+                (EXT_USER_PASSED_BYTES, 1 << 30),
+            ]),
             ..UserEntry::default()
         };
         let mut out = Vec::new();
@@ -488,8 +496,8 @@ mod tests {
         assert_eq!(
             cells,
             [
-                "1000", "2", "0", "3.0 MiB", "0 B", "0", "0", "0 B", "0", "7", "3", "2.0 KiB", "1.5 ms",
-                "0.0 ms", "49.9 %"
+                "1000", "2", "0", "3.0 MiB", "0 B", "0", "0", "1.0 GiB", "0 B", "0", "7", "3", "2.0 KiB",
+                "1.5 ms", "0.0 ms", "49.9 %"
             ]
         );
     }

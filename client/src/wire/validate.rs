@@ -7,7 +7,7 @@ use super::ErrorCode;
 use super::messages::{
     EXT_CRITICAL, EXT_END_EMBEDDING, EXT_GENERATE_CHAT, EXT_GENERATE_DOCUMENT, EXT_GENERATE_EMBEDDING,
     EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SAMPLERS, EXT_GENERATE_SCORES,
-    EXT_GENERATE_SESSION, Ext,
+    EXT_GENERATE_SESSION, EXT_OF_USER, Ext,
 };
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
@@ -93,7 +93,7 @@ pub mod limits {
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 8] = [
+const EXT_KNOWN: [(&str, u16); 10] = [
     ("GenerateRequest", EXT_GENERATE_SESSION),
     ("GenerateRequest", EXT_GENERATE_FORM),
     ("GenerateRequest", EXT_GENERATE_PENALTIES),
@@ -102,6 +102,8 @@ const EXT_KNOWN: [(&str, u16); 8] = [
     ("GenerateRequest", EXT_GENERATE_SCORES),
     ("GenerateRequest", EXT_GENERATE_EMBEDDING),
     ("GenerateRequest", EXT_GENERATE_DOCUMENT),
+    ("ListRequest", EXT_OF_USER),
+    ("UnloadRequest", EXT_OF_USER),
 ];
 
 /// A payload of the protocol.

@@ -311,6 +311,12 @@ fn refusal(kind: ConstraintKind, error: &str) -> ConstraintError {
     if error.starts_with("panic") {
         return ConstraintError::Internal(reason);
     }
+    // The compiler's own advice names a setting of its that no user can change.
+    if error.contains("limits.") {
+        let reason =
+            "its patterns take too much work; shorter ones, and fewer repetitions, take less".to_owned();
+        return ConstraintError::TooComplex { kind, reason };
+    }
     match ["too big", "too large", "too complex", "too many", "deeply nested"]
         .iter()
         .any(|word| error.contains(word))

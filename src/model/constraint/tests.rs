@@ -287,6 +287,16 @@ X: /.*b.{18}/ & /.*c.{17}/ & ~/.*d.{16}/";
     }
 }
 
+/// The compiler's own words advise its setting `limits.initial_lexer_fuel`, which no user can change.
+#[test]
+fn an_expression_that_takes_too_much_work_is_refused_with_advice_for_users() {
+    let words = "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable \
+                 limits.precompute_large_lexemes";
+    let error = refusal(ConstraintKind::Regex, words);
+    assert!(matches!(error, ConstraintError::TooComplex { .. }), "{error:?}");
+    assert!(error.to_string().contains("shorter ones") && !error.to_string().contains("limits."), "{error}");
+}
+
 /// A cheap expression whose states double with each letter: the bound of states ends it, not the machine's memory.
 #[test]
 fn a_constraint_that_grows_without_end_fails_with_a_bound() {

@@ -233,6 +233,11 @@ impl Store {
         &self.headers
     }
 
+    /// Address space of passed models, by user: about the bytes of their files.
+    pub fn passed_bytes(&self) -> Vec<(u32, u64)> {
+        self.mapped.holdings()
+    }
+
     /// Descriptors of passed models, which users share. Unbounded until [`Shares::set`].
     pub fn passed_descriptors(&self) -> &Arc<Shares> {
         &self.descriptors

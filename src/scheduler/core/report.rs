@@ -83,6 +83,7 @@ impl Core {
                 parts: self.device.residency.part_states(id),
                 weight_bytes: self.device.residency.held(id).map(|(_, held)| held.bytes).sum(),
                 kv_bytes: hosted.slot.map_or(0, |slot| backend.kv_bytes(slot)),
+                kv_pages_max: self.schedule.kv().pages_max(id),
                 kv_cached_bytes: self.schedule.cached_bytes(id),
                 states_cached: states.cached,
                 states_cached_bytes: states.cached_bytes,

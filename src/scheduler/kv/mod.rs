@@ -433,6 +433,11 @@ impl Kv {
             .collect()
     }
 
+    /// Pages that a model's pool has; 0 without an open one.
+    pub fn pages_max(&self, model: ModelId) -> u64 {
+        self.pools.get(&model).map_or(0, |pool| pool.size().into())
+    }
+
     pub fn sums(&self) -> Sums {
         let mut sums = Sums::default();
         for pool in self.pools.values() {

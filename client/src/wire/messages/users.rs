@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ext, number};
+use super::{EXT_CRITICAL, Ext, ListRequest, UnloadRequest, number};
 use crate::wire::limits;
 use crate::wire::validate::{any, extensions, list, validate};
 
@@ -63,6 +63,60 @@ pub struct UserEntry {
 pub const EXT_USER_SESSIONS: u16 = 1;
 /// Bytes of these sessions.
 pub const EXT_USER_SESSION_BYTES: u16 = 2;
+/// Bytes of the model files that the user passed.
+pub const EXT_USER_PASSED_BYTES: u16 = 3;
+
+/// Key of [`ListRequest`]'s and [`UnloadRequest`]'s `ext`, with a little-endian u64: the uid whose names are meant,
+/// instead of the client's own.
+pub const EXT_OF_USER: u16 = EXT_CRITICAL | 1;
+
+/// Bytes of [`EXT_OF_USER`] that are no uid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("extension 0x8001 is a uid as u64, at most {max}", max = u32::MAX - 1)]
+pub struct NoUid;
+
+/// The user whose names a request means, if it is not the client's own.
+fn of_user(ext: &Ext) -> Result<Option<u32>, NoUid> {
+    if ext.iter().all(|(key, _)| *key != EXT_OF_USER) {
+        return Ok(None);
+    }
+    let uid = number(ext, EXT_OF_USER).and_then(|uid| u32::try_from(uid).ok());
+    uid.filter(|uid| *uid != u32::MAX).map(Some).ok_or(NoUid)
+}
+
+fn meant(uid: Option<u32>) -> Ext {
+    uid.map(|uid| (EXT_OF_USER, u64::from(uid).to_le_bytes().to_vec())).into_iter().collect()
+}
+
+impl ListRequest {
+    /// Asks for the names that a user has, after one of them; `None`: the client's own user.
+    pub fn of(uid: Option<u32>, after: &str) -> Self {
+        Self { after: after.to_owned(), ext: meant(uid) }
+    }
+
+    /// The user whose names are wanted, if it is not the client's own.
+    ///
+    /// # Errors
+    /// [`NoUid`].
+    pub fn of_user(&self) -> Result<Option<u32>, NoUid> {
+        of_user(&self.ext)
+    }
+}
+
+impl UnloadRequest {
+    /// Unloads what a user calls `name`; `None`: the client's own user.
+    pub fn of(uid: Option<u32>, name: &str, request_id: u128) -> Self {
+        Self { name: name.to_owned(), request_id, ext: meant(uid) }
+    }
+
+    /// The user whose name is meant, if it is not the client's own.
+    ///
+    /// # Errors
+    /// [`NoUid`].
+    pub fn of_user(&self) -> Result<Option<u32>, NoUid> {
+        of_user(&self.ext)
+    }
+}
 
 impl UserEntry {
     /// Sessions of the user; 0 if the daemon does not say.
@@ -73,6 +127,11 @@ impl UserEntry {
     /// Bytes of the user's sessions; 0 if the daemon does not say.
     pub fn session_bytes(&self) -> u64 {
         number(&self.ext, EXT_USER_SESSION_BYTES).unwrap_or(0)
+    }
+
+    /// Bytes of the model files that the user passed; 0 if the daemon does not say.
+    pub fn passed_bytes(&self) -> u64 {
+        number(&self.ext, EXT_USER_PASSED_BYTES).unwrap_or(0)
     }
 }
 
@@ -94,3 +153,24 @@ validate!(UserEntry {
     device_us_per_s: any,
     ext: extensions,
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Validate;
+
+    #[test]
+    fn a_request_means_the_clients_own_names_or_those_of_a_uid() {
+        assert_eq!(ListRequest::default().of_user(), Ok(None));
+        let list = ListRequest::of(Some(1001), "a");
+        assert_eq!((list.of_user(), list.validate()), (Ok(Some(1001)), Ok(())));
+        let unload = UnloadRequest::of(Some(0), "a", 7);
+        assert_eq!((unload.of_user(), unload.validate()), (Ok(Some(0)), Ok(())));
+        for bytes in
+            [vec![], vec![1; 4], u64::MAX.to_le_bytes().to_vec(), u64::from(u32::MAX).to_le_bytes().to_vec()]
+        {
+            let list = ListRequest { after: String::new(), ext: vec![(EXT_OF_USER, bytes)] };
+            assert_eq!((list.of_user(), list.validate()), (Err(NoUid), Ok(())));
+        }
+    }
+}
