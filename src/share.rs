@@ -100,6 +100,12 @@ impl Refusal {
         format!("{} and may have {limit} now; all users have {held} of {total}", self.begin(unit, what))
     }
 
+    /// True if the amount would be refused even if no user held anything, so that another attempt is of no use.
+    pub fn is_final(&self) -> bool {
+        let reserve = if self.privileged { 0 } else { self.total / RESERVE };
+        self.wanted > self.total.saturating_sub(reserve).div_ceil(2)
+    }
+
     /// The refusal in words for its user. Only a privileged one is told what all users hold.
     pub fn told(&self, unit: u64, what: &str) -> String {
         let (limit, total) = (self.limit_told() / unit.max(1), self.total / unit.max(1));
@@ -290,6 +296,15 @@ mod tests {
                 Err(refusal) => return (charges, refusal),
             }
         }
+    }
+
+    #[test]
+    fn what_never_fits_is_refused_for_good() {
+        let shares = Shares::new(1600);
+        assert!(shares.take(user(1), 751).unwrap_err().is_final());
+        assert!(shares.take(ROOT, 801).unwrap_err().is_final());
+        let _held = (shares.take(ROOT, 800).unwrap(), shares.take(user(1), 350).unwrap());
+        assert!(!shares.take(user(2), 750).unwrap_err().is_final(), "it fits once the others are gone");
     }
 
     #[test]

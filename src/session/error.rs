@@ -185,6 +185,7 @@ pub fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::Remote { .. }
         | StoreError::InMemory { .. } => ErrorCode::Forbidden,
         StoreError::Quota { .. } | StoreError::Pins { .. } => ErrorCode::Quota,
+        StoreError::TooLarge { refusal, .. } if refusal.is_final() => ErrorCode::LimitExceeded,
         StoreError::TooLarge { refusal, .. } | StoreError::NoDescriptor { refusal, .. } => {
             share_code(refusal)
         }

@@ -176,6 +176,10 @@ impl MappedFile {
         if flags & OFlags::ACCMODE != OFlags::RDONLY {
             return Err(MapError::NotRegular { kind: "a file opened for writing" });
         }
+        // Its reads would need aligned memory, and fail otherwise.
+        if flags.contains(OFlags::DIRECT) {
+            return Err(MapError::NotRegular { kind: "a file opened with O_DIRECT" });
+        }
         let stat = rustix::fs::fstat(file).map_err(os("fstat"))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {}
@@ -444,6 +448,11 @@ mod tests {
         refused(open(path, OFlags::PATH), "a path descriptor (O_PATH)");
         refused(open(path, OFlags::RDWR), "a file opened for writing");
         refused(open(path, OFlags::WRONLY), "a file opened for writing");
+        let elsewhere = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        // Some file systems know no such opening.
+        if let Ok(direct) = rustix::fs::open(elsewhere.path(), OFlags::DIRECT, rustix::fs::Mode::empty()) {
+            refused(File::from(direct), "a file opened with O_DIRECT");
+        }
         let (read_end, _write_end) = std::io::pipe().unwrap();
         refused(File::from(OwnedFd::from(read_end)), "a pipe");
         let fifo = tempfile::tempdir().unwrap();

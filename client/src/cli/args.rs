@@ -176,7 +176,7 @@ pub enum Command {
     Unload {
         /// Its name
         model: String,
-        /// What this user passed under that name, instead of what you did; policy.manage says who may
+        /// Take the file that this user passed under that name; policy.manage says who may
         #[arg(long)]
         uid: Option<u32>,
     },
