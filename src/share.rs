@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_fits_is_refused_for_good() {
+    fn an_amount_that_never_fits_is_refused_for_good() {
         let shares = Shares::new(1600);
         assert!(shares.take(user(1), 751).unwrap_err().is_final());
         assert!(shares.take(ROOT, 801).unwrap_err().is_final());

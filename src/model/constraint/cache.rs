@@ -1,7 +1,8 @@
-//! Compiled constraints that are kept: those used last, up to a bound of bytes. Each user has its own: the time of an answer would
-//! tell otherwise that somebody else asked for such a form.
+//! Compiled constraints that are kept, up to a bound of bytes. Each user has its own: the time of an answer would
+//! tell otherwise that somebody else asked for such a form. Beyond the bound, the user whose constraints take most loses the
+//! one that it has not used for longest. So a user with ever new forms has no other user's compiled again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use llguidance::TokenParser;
@@ -10,10 +11,15 @@ use sha2::{Digest, Sha256};
 use super::ConstraintSource;
 use crate::lock::{Mutex, Rank};
 
-/// The digest of a constraint's text, and its user.
-pub(super) type Key = [u8; 32];
+/// A user's constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    uid: u32,
+    /// Of its kind and text.
+    digest: [u8; 32],
+}
 
-/// Compiled constraints by user and the digest of their texts.
+/// Compiled constraints by user and digest.
 pub(super) struct Cache {
     bytes_max: usize,
     kept: Mutex<Kept>,
@@ -32,6 +38,19 @@ struct Entry {
     parser: Arc<TokenParser>,
     bytes: usize,
     used: u64,
+}
+
+impl Kept {
+    /// The one, of the user whose constraints take most, that was not used for longest. Looks at all: some 10 us for 1,000.
+    fn next_to_go(&self) -> Option<Key> {
+        let mut bytes: BTreeMap<u32, usize> = BTreeMap::new();
+        for (key, entry) in &self.entries {
+            *bytes.entry(key.uid).or_default() += entry.bytes;
+        }
+        let (most, _) = bytes.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let own = self.entries.iter().filter(|(key, _)| key.uid == most);
+        own.min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key)
+    }
 }
 
 impl Cache {
@@ -62,8 +81,7 @@ impl Cache {
             kept.bytes -= old.bytes;
         }
         while kept.bytes > self.bytes_max {
-            let oldest = kept.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
-            match oldest.and_then(|key| kept.entries.remove(&key)) {
+            match kept.next_to_go().and_then(|key| kept.entries.remove(&key)) {
                 Some(entry) => kept.bytes -= entry.bytes,
                 None => return,
             }
@@ -84,11 +102,10 @@ impl Cache {
     }
 }
 
-/// The digest of a user's constraint: its kind and text. A text of 64 KiB takes some 0.1 ms.
+/// The key of a user's constraint. A text of 64 KiB takes some 0.1 ms.
 pub(super) fn key(source: &ConstraintSource, uid: u32) -> Key {
     let mut digest = Sha256::new();
-    digest.update(uid.to_le_bytes());
     digest.update([source.kind as u8]);
     digest.update(source.text.as_bytes());
-    digest.finalize().into()
+    Key { uid, digest: digest.finalize().into() }
 }

@@ -81,20 +81,25 @@ impl Drop for Flight {
 mod tests {
     use std::time::Duration;
 
+    use super::super::{ConstraintKind, ConstraintSource, cache};
     use super::*;
     use crate::lock;
+
+    fn key(of: u8) -> Key {
+        cache::key(&ConstraintSource { kind: ConstraintKind::Regex, text: of.to_string() }, 0)
+    }
 
     #[test]
     fn one_leads_and_the_others_hear_how_it_ended() {
         let flights = Flights::new();
         let soon = || lock::now() + Duration::from_secs(20);
-        let Turn::Lead(first) = flights.join([1; 32], soon()) else { panic!("nobody else compiles") };
-        assert!(matches!(flights.join([2; 32], soon()), Turn::Lead(_)), "another constraint");
-        assert!(matches!(flights.join([1; 32], lock::now()), Turn::Late));
+        let Turn::Lead(first) = flights.join(key(1), soon()) else { panic!("nobody else compiles") };
+        assert!(matches!(flights.join(key(2), soon()), Turn::Lead(_)), "another constraint");
+        assert!(matches!(flights.join(key(1), lock::now()), Turn::Late));
         let waiting: Vec<_> = (0..4)
             .map(|_| {
                 let flights = Arc::clone(&flights);
-                std::thread::spawn(move || flights.join([1; 32], lock::now() + Duration::from_secs(20)))
+                std::thread::spawn(move || flights.join(key(1), lock::now() + Duration::from_secs(20)))
             })
             .collect();
         // The map, the flight and each waiter hold the outcome.
@@ -109,7 +114,7 @@ mod tests {
             let Turn::Failed(heard) = waiter.join().unwrap() else { panic!("nobody told it") };
             assert_eq!(heard, error);
         }
-        let Turn::Lead(second) = flights.join([1; 32], soon()) else { panic!("it ended") };
+        let Turn::Lead(second) = flights.join(key(1), soon()) else { panic!("it ended") };
         drop(second); // its user may not compile now
         assert!(flights.underway.lock().is_empty());
     }

@@ -45,8 +45,8 @@ const COMPILING_MAX: u64 = 16;
 /// Stack of a compiling thread: rules that name each other nest as deep as a text has rules. Untouched pages take no memory.
 const COMPILE_STACK: usize = 256 << 20;
 
-/// Bytes of all compiled constraints that a vocabulary keeps.
-const CACHE_BYTES: usize = 32 << 20;
+/// Bytes of all compiled constraints that a vocabulary keeps. Those of schemas that programs use take some 10 KiB to 1 MiB each.
+const CACHE_BYTES: usize = 16 << 20;
 
 /// Longest token in bytes that an answer with a constraint may have. Real ones stay below 300.
 const TOKEN_BYTES_MAX: usize = 1000;

@@ -213,6 +213,22 @@ fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning()
 }
 
 #[test]
+fn a_user_of_many_forms_loses_its_own_and_not_those_of_others() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let of = |uid| Taker { uid, privileged: false };
+    let kept = |source: &ConstraintSource, uid| compiler.cache.get(&cache::key(source, uid)).is_some();
+    let rare = source(ConstraintKind::Regex, "[ab]c");
+    compiler.compile_untried(&rare, of(70_006)).unwrap();
+    let long = |i: usize| source(ConstraintKind::Regex, &format!("{i}{}", "a".repeat(50_000)));
+    for i in 0..14 {
+        compiler.compile_untried(&long(i), of(70_007)).unwrap();
+    }
+    assert!(kept(&rare, 70_006), "another user's forms took its place");
+    assert!(!kept(&long(0), 70_007) && kept(&long(13), 70_007));
+}
+
+#[test]
 fn the_table_of_a_passed_models_vocabulary_is_charged_to_its_user() {
     let tokenizer = tokenizer();
     let shares = Shares::new(2 << 20);
