@@ -102,8 +102,7 @@ impl Refusal {
 
     /// True if the amount would be refused even if no user held anything, so that another attempt is of no use.
     pub fn is_final(&self) -> bool {
-        let reserve = if self.privileged { 0 } else { self.total / RESERVE };
-        self.wanted > self.total.saturating_sub(reserve).div_ceil(2)
+        self.wanted > usable(self.total, self.privileged).div_ceil(2)
     }
 
     /// The refusal in words for its user. Only a privileged one is told what all users hold.
@@ -181,11 +180,15 @@ impl Shares {
     }
 }
 
+/// The amount that users may have together: without the reserve, unless privileged.
+fn usable(total: u64, privileged: bool) -> u64 {
+    if privileged { total } else { total.saturating_sub(total / RESERVE) }
+}
+
 impl State {
     fn add(&mut self, taker: Taker, amount: u64, bound: u64) -> Result<(), Refusal> {
         let own = self.uids.get(&taker.uid).copied().unwrap_or(0);
-        let reserve = if taker.privileged { 0 } else { self.total / RESERVE };
-        let usable = self.total.saturating_sub(reserve);
+        let usable = usable(self.total, taker.privileged);
         // The free amount after the taking and the holding of the user are equal at half of what others leave. Rounded
         // up, so that the last piece of a small resource is of use to somebody.
         let fair = usable.saturating_sub(self.held.saturating_sub(own)).div_ceil(2);

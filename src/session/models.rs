@@ -120,24 +120,23 @@ pub(super) async fn unload(
         return Err(failure(ErrorCode::Forbidden, &text));
     }
     once(&call, (id, Op::Unload), Kind::Names, &payload, move |call| {
-        let own = call.own_sequences().map(|own| own.get(&request.name).copied().filter(|_| uid == own_uid));
-        let own = own.map(|own| own.unwrap_or(0));
-        let store = &call.service().store;
-        if uid != own_uid && !store.passed().iter().any(|passed| (passed.uid, &passed.name) == (uid, &request.name)) {
-            let text = format!("uid {uid} has passed no file as {:?}", request.name);
-            return Err(failure(ErrorCode::ModelNotFound, &text));
-        }
-        // Of another user's names only those of files that it passed: it may have given the name up a moment ago.
-        let manages = uid == own_uid && call.may(Right::Manage);
-        let unloaded = store.unload(uid, manages, &request.name);
-        let unloaded = unloaded.map_err(|error| of_store(&error))?;
-        if uid != own_uid {
-            tracing::info!(name: "unloaded", uid, by = own_uid, model = ?request.name, "a file that a user passed was unloaded");
-        }
+        let (store, name) = (&call.service().store, &request.name);
+        let shown =
+            call.own_sequences().map(|own| if uid == own_uid { own.get(name).copied() } else { None });
+        let unloaded = if uid == own_uid {
+            let unloaded = store.unload(uid, call.may(Right::Manage), name);
+            unloaded.map_err(|error| of_store(&error))?
+        } else {
+            let none =
+                || failure(ErrorCode::ModelNotFound, &format!("uid {uid} has passed no file as {name:?}"));
+            let unloaded = store.unload_passed(uid, name).ok_or_else(none)?;
+            tracing::info!(name: "unloaded", uid, by = own_uid, model = ?name, "a user's file was unloaded");
+            unloaded
+        };
         call.service().keep_state();
         Ok(UnloadReply {
             was_mapped: unloaded.was_mapped,
-            draining_sequences: own.unwrap_or(unloaded.in_use),
+            draining_sequences: shown.map_or(unloaded.in_use, |own| own.unwrap_or(0)),
             ext: Ext::new(),
         })
     })

@@ -357,6 +357,18 @@ impl Store {
         Ok(unloaded)
     }
 
+    /// As [`Store::unload`], of the names of passed files alone; `None` if the uid has none of that name.
+    pub fn unload_passed(&self, uid: u32, name: &str) -> Option<Unloaded> {
+        let draining_max = self.users.of(uid).passed_models.value;
+        let mut tables = self.tables.lock();
+        let (unloaded, gone) = tables.unload_own(uid, name, draining_max)?;
+        tables.unpin(uid, name);
+        drop(tables);
+        self.tell(gone);
+        self.want_pages();
+        Some(unloaded)
+    }
+
     /// All names that this uid can request, in order.
     pub fn list(self: &Arc<Self>, uid: u32) -> Vec<Listing> {
         self.rescan();

@@ -296,15 +296,8 @@ impl Tables {
         name: &str,
         draining_max: u32,
     ) -> Result<(Unloaded, Gone), StoreError> {
-        let own = (uid, name.to_owned());
-        if let Some(id) = self.passed.remove(&own) {
-            let was_mapped = self.slots.contains_key(&id);
-            let gone = self.unnamed(id);
-            let in_use = self.slots.get(&id).filter(|slot| slot.retired).map_or(0, |slot| slot.in_use);
-            if in_use > 0 && (of_uid(&self.draining, uid).count() as u64) < u64::from(draining_max) {
-                self.draining.insert(own, id);
-            }
-            return Ok((Unloaded { was_mapped, in_use }, gone));
+        if let Some(unloaded) = self.unload_own(uid, name, draining_max) {
+            return Ok(unloaded);
         }
         let listed = self.listed.get(name).ok_or_else(|| StoreError::NotFound { name: name.into() })?;
         let id = self.current_of(listed);
@@ -319,6 +312,19 @@ impl Tables {
             return Ok((Unloaded { was_mapped: true, in_use: 0 }, Vec::new()));
         }
         Ok((Unloaded { was_mapped: true, in_use }, self.retire(id)))
+    }
+
+    /// Unloads a name of a passed file; `None` if the uid has none of that name.
+    pub(super) fn unload_own(&mut self, uid: u32, name: &str, draining_max: u32) -> Option<(Unloaded, Gone)> {
+        let own = (uid, name.to_owned());
+        let id = self.passed.remove(&own)?;
+        let was_mapped = self.slots.contains_key(&id);
+        let gone = self.unnamed(id);
+        let in_use = self.slots.get(&id).filter(|slot| slot.retired).map_or(0, |slot| slot.in_use);
+        if in_use > 0 && (of_uid(&self.draining, uid).count() as u64) < u64::from(draining_max) {
+            self.draining.insert(own, id);
+        }
+        Some((Unloaded { was_mapped, in_use }, gone))
     }
 
     /// The mapped models that are passed files in memory.
