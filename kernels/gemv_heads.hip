@@ -55,7 +55,7 @@ DEV void run(const u8* w, u32 n, u32 cols, const f32* x, u32 x_stride, u32 x_hea
     Activations<Tile> a = {{x + u64(head) * x_head, cols, x_stride}, row, min_u32(M, rows - row), units, false};
     HeadJob<T, R, M> job = {T::view(w, u64(grid_z()) * n * cols), head * n, n, ceil_div(tiles - block_x(), grid_x()), units,
                             a.rows, out_stride, out + u64(row) * out_stride + u64(head) * n, nullptr, false};
-    stream<T, R, U, M>(tile, a, job);
+    stream<T, R, U, M, false>(tile, a, job);
 }
 
 } // namespace gemv_heads

@@ -297,7 +297,7 @@ impl Model {
             let grid = choice::gemm_quant_grid(n, cols, rows, chosen.columns);
             return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
         }
-        if let Some(chosen) = choice::gemv_a8(self.dtype, rows) {
+        if let Some(chosen) = choice::gemv_a8(self.dtype, self.dtype, rows) {
             let (codes, scales, sums) = (self.input(), self.input(), self.input());
             let arguments = GemvA8 {
                 w0,

@@ -81,8 +81,8 @@ template <class Tile> constexpr bool ORDERS_LOADS<Q6_K, 8, Tile> = false;
 // The whole block calls.
 //
 // Steps go in pairs: while one is multiplied the other loads, also from one item to the next. So until its last step a team
-// always has loads in flight.
-template <class T, u32 R, u32 U, u32 M, class Tile, class Job>
+// always has loads in flight. AHEAD: both steps of the first pair are on their way before the first use.
+template <class T, u32 R, u32 U, u32 M, bool AHEAD, class Tile, class Job>
 DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
     constexpr u32 STEP = TEAM * U;
     static_assert(Tile::UNITS % (2 * STEP) == 0 && TEAM % 8 == 0, "a tile holds whole pairs, a step whole blocks");
@@ -90,6 +90,7 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
     Step<T, R, U> even, odd;
     f32 sums[R * M];
     even.load(w, 0, a.units);
+    if constexpr (AHEAD) odd.load(w, STEP, a.units);
     job.first_use();
     ROLLED for (u32 item = 0; item < job.items; item++) {
         UNROLL for (u32 i = 0; i < R * M; i++) sums[i] = 0.0f;
@@ -103,8 +104,8 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
                 barrier_lds();
                 a.staged = a.units <= Tile::UNITS;
             }
-            odd.load(w, at + STEP, a.units);
-            if constexpr (ORDERS_LOADS<T, M, Tile>) keep_order();
+            if constexpr (!AHEAD) odd.load(w, at + STEP, a.units);
+            if constexpr (!AHEAD && ORDERS_LOADS<T, M, Tile>) keep_order();
             even.template multiply<M>(tile, in_tile, sums);
             u32 then = at + 2 * STEP;
             if (then >= a.units) {
@@ -115,6 +116,8 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
             even.load(w, then, a.units);
             if constexpr (ORDERS_LOADS<T, M, Tile>) keep_order();
             odd.template multiply<M>(tile, in_tile + STEP, sums);
+            if constexpr (AHEAD) odd.load(w, then + STEP, a.units);
+            if constexpr (AHEAD && ORDERS_LOADS<T, M, Tile>) keep_order();
         }
         job.end(item, sums);
     }

@@ -78,6 +78,7 @@ DEV void wave_sync() {
 // Waves order their own stores here (nvidia.h has the other case).
 constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
+constexpr bool LAUNCHES_OVERLAP = false;
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
 

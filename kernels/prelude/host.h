@@ -146,6 +146,8 @@ DEV void barrier(HOST_HERE) { host::wait_block(file, line); }
 DEV void wave_sync(HOST_HERE) { host::wait_wave("wave_sync", file, line); }
 constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// They do not, but tests take what kernels do where launches overlap.
+constexpr bool LAUNCHES_OVERLAP = true;
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
 

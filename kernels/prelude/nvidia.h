@@ -53,7 +53,8 @@ DEV void barrier_lds() { __syncthreads(); }
 DEV void barrier() { __syncthreads(); }
 DEV void wave_sync() { __syncwarp(); }
 DEV void fence_device() { __threadfence(); }
-// Both do nothing where the launch may not overlap its predecessor or successor.
+// Both functions do nothing where the launch may not overlap its predecessor or successor.
+constexpr bool LAUNCHES_OVERLAP = true;
 DEV void wait_for_predecessor_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

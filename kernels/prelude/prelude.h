@@ -36,6 +36,7 @@
 //   wait_for_predecessor_alone()  the same, but the next launch starts only after all blocks have ended or called
 //                           let_successor_start(): for kernels that fill the device, so that blocks of the next launch
 //                           are not spread unevenly among theirs
+//   LAUNCHES_OVERLAP        whether they do on this kind of device: then weights that come before the wait cost no time
 // Across a wave (T: f32 i32 u32 u64)
 //   shfl(v, lane) shfl_xor(v, mask) shfl_down(v, n) (lanes past the end get their own v)   u64 ballot(p)  any(p)  all(p)
 //   uniform(v)       v, where all lanes hold the same (u32, i32, u64 or a pointer): kept in a scalar register

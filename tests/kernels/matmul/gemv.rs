@@ -12,7 +12,7 @@ use crate::rig::{Rig, rig};
 /// Unused values between the rows of an output.
 const GAP: usize = 3;
 
-/// Up to three matrices of one type on the device.
+/// Up to three matrices on the device, of one type, or the third of another.
 pub struct Matrices<'a> {
     host: Vec<&'a Weights>,
     device: Vec<Buffer>,
@@ -30,10 +30,22 @@ impl<'a> Matrices<'a> {
         Self { host, device, biases: Vec::new(), device_biases: Vec::new() }
     }
 
+    /// With these biases of its only matrix.
+    fn with_bias(mut self, rig: &Rig, bias: &[f32]) -> Self {
+        self.biases = vec![bias.to_vec()];
+        self.device_biases = vec![rig.upload(bias)];
+        self
+    }
+
     fn with_biases(mut self, rig: &Rig, random: &mut Random) -> Self {
         self.biases = self.host.iter().map(|w| random.normals(w.rows)).collect();
         self.device_biases = self.biases.iter().map(|b| rig.upload(b)).collect();
         self
+    }
+
+    /// Type of the third matrix, if there are three.
+    fn last_dtype(&self) -> DType {
+        self.host.get(2).unwrap_or(&self.host[0]).dtype
     }
 
     fn outputs(&self) -> usize {
@@ -74,7 +86,7 @@ pub fn multiply(rig: &Rig, w: &Matrices<'_>, rows: &Rows, m: usize, base: Option
     let (cols, m32, add) = (rows.cols as u32, m as u32, u32::from(base.is_some()));
     let columns = match &rows.device {
         Form::A8 { codes, scales, sums } => {
-            let chosen = choice::gemv_a8(dtype, m32).unwrap();
+            let chosen = choice::gemv_a8(dtype, w.last_dtype(), m32).unwrap();
             let arguments = GemvA8 {
                 w0: ptr(0),
                 w1: ptr(1),
@@ -94,7 +106,11 @@ pub fn multiply(rig: &Rig, w: &Matrices<'_>, rows: &Rows, m: usize, base: Option
                 out_stride: stride as u32,
                 add,
             };
-            let grid = choice::gemv_grid([n(0), n(1), n(2)], m32, chosen.columns);
+            // With odd rows fewer workgroups than tiles, so each takes several; each type of matrix has one.
+            let full = choice::gemv_grid([n(0), n(1), n(2)], m32, chosen.columns);
+            let types = 1 + u32::from(w.last_dtype() != dtype);
+            let across = full.workgroups[0].div_ceil(1 + m32 % 2).max(types);
+            let grid = Grid::xy(across, full.workgroups[1]);
             rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
             chosen.columns
         }
@@ -331,6 +347,33 @@ fn each_pair_meets_its_own_expert() {
                         Sum::of(experts[expert as usize].row(n), x).check(got[pair * 19 + n], &what);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Queries and keys of one type, and values of another: each has the bits of a launch of its own.
+#[test]
+fn a_third_matrix_of_another_type_shares_the_launch() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (dtype, last) in [(DType::Q4_K, DType::Q6_K), (DType::Q5_K, DType::Q6_K)] {
+        for (cols, outputs) in [(256, [16, 1, 1]), (2048, [1, 2, 67]), (2304, [19, 33, 16])] {
+            let types = [dtype, dtype, last];
+            let weights = [0, 1, 2].map(|i| Weights::random(types[i], outputs[i], cols, random));
+            let all = Matrices::new(rig, weights.iter().collect()).with_biases(rig, random);
+            let rows = Rows::random(rig, Kind::A8, 9, cols, random);
+            for m in [1, 2, 3, 8, 9] {
+                let (got, _) = multiply(rig, &all, &rows, m, None);
+                let each = weights.iter().zip(&all.biases).map(|(weights, bias)| {
+                    let one = Matrices::one(rig, weights).with_bias(rig, bias);
+                    (multiply(rig, &one, &rows, m, None).0, weights.rows)
+                });
+                let each: Vec<_> = each.collect();
+                let row = |m: usize| each.iter().flat_map(move |(got, n)| &got[m * n..][..*n]);
+                let want: Vec<u32> = (0..m).flat_map(row).map(|v| v.to_bits()).collect();
+                let got: Vec<u32> = got.iter().map(|v| v.to_bits()).collect();
+                assert_eq!(got, want, "{dtype} {last} cols {cols}, {m} rows");
             }
         }
     }

@@ -403,7 +403,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_product_needs_the_planes_of_its_weight_type() {
-        let kernel = choice::gemv_a8(DType::Q4_K, 3).unwrap().kernel;
+        let kernel = choice::gemv_a8(DType::Q4_K, DType::Q4_K, 3).unwrap().kernel;
         let bytes = |rows| planes(DType::Q4_K, rows, 256).unwrap().bytes;
         let exact = exact!(kernel, Grid::xy(4, 1), gemv([48, 16, 0], 256, 3), [
             w0: bytes(48), w1: bytes(16), codes: 768, scales: 24, sums: 48, out: 204,

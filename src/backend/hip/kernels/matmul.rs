@@ -268,8 +268,8 @@ kernels! { |launch|
         w0: DevicePtr<u8> [launch.matrix(n0, cols)],
         /// Second matrix.
         w1: DevicePtr<u8> [launch.matrix(n1, cols)],
-        /// Third matrix.
-        w2: DevicePtr<u8> [launch.matrix(n2, cols)],
+        /// Third matrix, which may be of another type.
+        w2: DevicePtr<u8> [launch.last_matrix(n2, cols)],
         /// Outputs of the first matrix.
         n0: u32,
         /// Outputs of the second matrix, 0 for none.

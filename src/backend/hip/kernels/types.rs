@@ -103,6 +103,8 @@ pub struct TwoTypes {
     pub gemm: &'static [Columns<GemmQuant>],
     /// As [`WeightType::gemm_wide`], for few rows.
     pub gemm_wide: &'static [Columns<GemmWide>],
+    /// As [`WeightType::gemv_a8`].
+    pub gemv_a8: &'static [Columns<GemvA8>],
 }
 
 macro_rules! two_types {
@@ -114,6 +116,7 @@ macro_rules! two_types {
                 last: DType::$last,
                 gemm: columns!($first, $last, "gemm", $name, "x16", [16, 32]),
                 gemm_wide: columns!($first, $last, "gemm_wide", $name, "x16", [16, 32, 64]),
+                gemv_a8: columns!($first, $last, "gemv", $name, "a8", [1, 2, 4, 8]),
             }, )*
         ];
     };
@@ -246,7 +249,8 @@ impl TwoTypes {
     /// Its kernels.
     fn declared(&'static self) -> impl Iterator<Item = Declaration> {
         let wide = all(self.gemm_wide).map(on(MatrixUnit::AcrossWaves));
-        all(self.gemm).map(on(MatrixUnit::OfWave)).chain(wide)
+        let gemv = all(self.gemv_a8);
+        all(self.gemm).map(on(MatrixUnit::OfWave)).chain(wide).chain(gemv)
     }
 }
 

@@ -234,9 +234,9 @@ pub fn embed(dtype: DType) -> Option<Kernel<EmbedRows>> {
     weight_type(dtype).map(|known| known.embed)
 }
 
-/// Product of a quantised type with 8-bit rows.
-pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
-    fitting(weight_type(dtype)?.gemv_a8, rows)
+/// Product of a quantised type with 8-bit rows, the third matrix of type `last`.
+pub fn gemv_a8(dtype: DType, last: DType, rows: u32) -> Option<Columns<GemvA8>> {
+    fitting(if last == dtype { weight_type(dtype)?.gemv_a8 } else { two_types(dtype, last)?.gemv_a8 }, rows)
 }
 
 /// Product with f32 rows.

@@ -80,15 +80,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// True for two matrices of one type and a third one of another that a kernel takes together. It takes few rows alone, and
-    /// splits the sums of three matrices otherwise than those of two.
+    /// True for two matrices of one type and a third one of another that a kernel takes together. On a matrix unit it takes few
+    /// rows alone, and splits the sums of three matrices otherwise than those of two.
     fn are_two_types(&self, matrices: &[Matrix], rows: u32) -> bool {
         let [first, second, last] = matrices else { return false };
         let family = |matrix: &Matrix| self.bound.modes.family(matrix.dtype, rows, matrix.cols);
         let unit = match family(first) {
             Family::GemmWide => MatrixUnit::AcrossWaves,
             Family::GemmQuant => MatrixUnit::OfWave,
-            Family::GemvA8 | Family::GemvF32 | Family::Expanded => return false,
+            Family::GemvA8 => {
+                let kernel = || choice::gemv_a8(first.dtype, last.dtype, rows);
+                return alike(first, second)
+                    && !alike(first, last)
+                    && first.cols == last.cols
+                    && kernel().is_some();
+            }
+            Family::GemvF32 | Family::Expanded => return false,
         };
         self.bound.modes.order == Order::ByRows
             && alike(first, second)
@@ -221,8 +228,8 @@ impl Run<'_> {
     }
 
     fn gemv_a8(&self, task: &Task<'_>) -> Result<(), BackendError> {
-        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
-        let chosen = choice::gemv_a8(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
+        let &Task { dtype, last, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemv_a8(dtype, last, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
         let ([n0, n1, n2], A8 { codes, scales, sums }) = (outputs, self.a8(task.input));
         let arguments = GemvA8 {

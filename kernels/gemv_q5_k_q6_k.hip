@@ -1,0 +1,5 @@
+// gemv_q5_k_q6_k: out[row] = W x[row] (+ bias), W of Q5_K weights and a third matrix of Q6_K weights
+// Contract   gemv/gemv.h
+#include "gemv/gemv.h"
+
+GEMV_TWO_TYPES(q5_k_q6_k, Q5_K, Q6_K)
