@@ -283,12 +283,12 @@ pub fn gemm_cluster(unit: MatrixUnit, wide: &Columns<GemmWide>, grid: &Grid) -> 
     known.gemm_cluster.iter().find(|kernel| kernel.columns == wide.columns).copied()
 }
 
-/// Most rows of a launch on that unit with two matrices of a type and a third one of another. 0 where no launch takes
-/// them.
+/// Most rows of a launch on that unit, or on none, with two matrices of a type and a third one of another. 0 where no launch takes
+/// them. Without a unit, a row of workgroups takes the next rows.
 pub fn two_types_rows_max(unit: MatrixUnit, first: DType, last: DType) -> u32 {
     let Some(pair) = two_types(first, last) else { return 0 };
     let widest = match unit {
-        MatrixUnit::None => None,
+        MatrixUnit::None => Some(u32::MAX),
         MatrixUnit::OfWave => pair.gemm.last().map(|kernel| kernel.columns),
         MatrixUnit::AcrossWaves | MatrixUnit::AcrossWorkgroups => {
             pair.gemm_wide.last().map(|kernel| kernel.columns)

@@ -88,16 +88,12 @@ impl Run<'_> {
         let unit = match family(first) {
             Family::GemmWide => MatrixUnit::AcrossWaves,
             Family::GemmQuant => MatrixUnit::OfWave,
-            Family::GemvA8 => {
-                let kernel = || choice::gemv_a8(first.dtype, last.dtype, rows);
-                return alike(first, second)
-                    && !alike(first, last)
-                    && first.cols == last.cols
-                    && kernel().is_some();
-            }
+            Family::GemvA8 => MatrixUnit::None,
             Family::GemvF32 | Family::Expanded => return false,
         };
-        self.bound.modes.order == Order::ByRows
+        // Without a matrix unit sums are not split.
+        let keeps_order = unit == MatrixUnit::None || self.bound.modes.order == Order::ByRows;
+        keeps_order
             && alike(first, second)
             && first.cols == last.cols
             && family(first) == family(last)
