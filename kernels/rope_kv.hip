@@ -38,10 +38,11 @@ DEV void run(const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* an
     u32 sequence = row_seq[row], position = positions[row];
     bool padding = sequence == NO_SEQUENCE;
     Head head{{}, {}, head_dim, rope_dims, halves != 0};
+    const HeadFactors factors = head.factors(is_q ? q_norm : is_v ? nullptr : k_norm, is_v || padding ? nullptr : angles + (u64)position * rope_dims);
     head.load(qkv + ((u64)row * heads + h) * head_dim);
-    if (q_norm || k_norm) head.norm(is_q ? q_norm : is_v ? nullptr : k_norm, eps);
+    if (q_norm || k_norm) head.norm(factors, eps);
     if (padding) head.clear();
-    else if (!is_v) head.rotate(angles + (u64)position * rope_dims);
+    else head.rotate(factors);
     HeadScales<T> scales;
     scales.measure(head);
     if (!live) return;

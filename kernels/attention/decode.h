@@ -202,28 +202,44 @@ template <class T, u32 WIDTH> struct Newest {
     }
 };
 
-// Makes the block's heads: `count` queries, scaled, to `queries`, where those past the block's last are the last again; where the
-// row's own token is the block's, its key and value to `newest` and, from one block of the KV head, to their page. EXACT: head_dim
-// is WIDTH.
-template <u32 THREADS, bool EXACT, class T, u32 WIDTH>
-DEV void make_heads(const Task& t, const Place& at, u32 count, f32* queries, const HeadPages<T>& pages, const Newest<T, WIDTH>& newest) {
-    constexpr u32 TEAMS = THREADS / TEAM;
-    const Source& of = t.source;
-    const u32 head_dim = EXACT ? WIDTH : t.head_dim;
-    const u32 items = count + (at.has_newest() ? 2 : 0), all = t.n_heads + 2 * t.n_kv_heads, position = at.len - 1;
-    // All teams of a wave take part in sums: past the last head they repeat it and store nothing.
-    ROLLED for (u32 first = 0; first < items; first += TEAMS) {
-        const u32 item = min_u32(first + team_id(), items - 1);
-        const bool is_key = item == count, is_value = item == count + 1;
-        const u32 kv = t.n_heads + (is_value ? t.n_kv_heads : 0) + at.kv_head;
+// Makes the block's heads, each by a team: `count` queries, scaled, to `queries`, where those past the block's last are the last again;
+// where the row's own token is the block's, its key and value to `newest` and, from one block of the KV head, to their page. EXACT:
+// head_dim is WIDTH.
+template <u32 THREADS, bool EXACT, class T, u32 WIDTH> struct HeadMaker {
+    static constexpr u32 TEAMS = THREADS / TEAM;
+    const Task& t;
+    const Place& at;
+    u32 count, items, head_dim, position;
+
+    DEV HeadMaker(const Task& t, const Place& at, u32 count)
+        : t(t), at(at), count(count), items(count + (at.has_newest() ? 2 : 0)), head_dim(EXACT ? WIDTH : t.head_dim), position(at.len - 1) {}
+
+    // A team's item in a round. Past the last one teams repeat it and store nothing: all teams of a wave take part in sums.
+    DEV u32 item(u32 round) const { return min_u32(round * TEAMS + team_id(), items - 1); }
+    DEV bool is_key(u32 item) const { return item == count; }
+    DEV bool is_value(u32 item) const { return item == count + 1; }
+
+    // The head without its values.
+    DEV Head shape() const { return {{}, {}, head_dim, t.source.rope_dims, t.source.pairs_by_halves != 0}; }
+    DEV HeadFactors factors(u32 item) const {
+        const Source& of = t.source;
+        return shape().factors(is_value(item) ? nullptr : is_key(item) ? of.k_norm : of.q_norm,
+                               is_value(item) ? nullptr : of.angles + (u64)position * of.rope_dims);
+    }
+    DEV Head load(u32 item) const {
+        const u32 kv = t.n_heads + (is_value(item) ? t.n_kv_heads : 0) + at.kv_head;
         const u32 number = item < count ? at.first_head + min_u32(item, at.heads - 1) : kv;
-        Head head{{}, {}, head_dim, of.rope_dims, of.pairs_by_halves != 0};
-        head.load(of.qkv + ((u64)at.row * all + number) * head_dim);
-        if (of.q_norm || of.k_norm) head.norm(is_value ? nullptr : is_key ? of.k_norm : of.q_norm, of.eps);
-        if (!is_value) head.rotate(of.angles + (u64)position * of.rope_dims);
+        Head head = shape();
+        head.load(t.source.qkv + ((u64)at.row * (t.n_heads + 2 * t.n_kv_heads) + number) * head_dim);
+        return head;
+    }
+    DEV void finish(u32 round, Head& head, const HeadFactors& by, f32* queries, const HeadPages<T>& pages, const Newest<T, WIDTH>& newest) const {
+        const u32 item = this->item(round);
+        if (t.source.q_norm || t.source.k_norm) head.norm(by, t.source.eps);
+        head.rotate(by);
         HeadScales<T> scales;
-        if (first + TEAMS > count) scales.measure(head);
-        if (first + team_id() >= items) continue;
+        if ((round + 1) * TEAMS > count) scales.measure(head);
+        if (round * TEAMS + team_id() >= items) return;
         if (item < count) {
             f32* to = queries + item * WIDTH;
             head.scale(t.scale);
@@ -231,13 +247,32 @@ DEV void make_heads(const Task& t, const Place& at, u32 count, f32* queries, con
             if constexpr (!EXACT) {
                 for (u32 d = head_dim + team_lane(); d < WIDTH; d += TEAM) to[d] = 0.0f;
             }
-        } else {
-            scales.store(head, newest.values(is_value), newest.scales(is_value));
-            if (at.first_head != at.kv_head * (t.n_heads / t.n_kv_heads)) continue;
-            T* keys = pages.keys(position / KV_PAGE_TOKENS);
-            scales.store_token(head, is_value ? pages.values_of(keys) : keys, position % KV_PAGE_TOKENS);
+            return;
+        }
+        scales.store(head, newest.values(is_value(item)), newest.scales(is_value(item)));
+        if (at.first_head != at.kv_head * (t.n_heads / t.n_kv_heads)) return;
+        T* keys = pages.keys(position / KV_PAGE_TOKENS);
+        scales.store_token(head, is_value(item) ? pages.values_of(keys) : keys, position % KV_PAGE_TOKENS);
+    }
+    // At most ROUNDS rounds. Waits for the launch before; factors are on their way then, and afterwards the values of all rounds.
+    template <u32 ROUNDS> DEV void make_ahead(f32* queries, const HeadPages<T>& pages, const Newest<T, WIDTH>& newest) const {
+        HeadFactors by[ROUNDS];
+        Head heads[ROUNDS];
+        UNROLL for (u32 round = 0; round < ROUNDS; round++) by[round] = factors(item(round));
+        wait_for_predecessor();
+        UNROLL for (u32 round = 0; round < ROUNDS; round++) heads[round] = load(item(round));
+        UNROLL for (u32 round = 0; round < ROUNDS; round++) {
+            if (round * TEAMS < items) finish(round, heads[round], by[round], queries, pages, newest);
         }
     }
-}
+    // All rounds, one after the other.
+    DEV void make(f32* queries, const HeadPages<T>& pages, const Newest<T, WIDTH>& newest) const {
+        ROLLED for (u32 round = 0; round * TEAMS < items; round++) {
+            const HeadFactors by = factors(item(round));
+            Head head = load(item(round));
+            finish(round, head, by, queries, pages, newest);
+        }
+    }
+};
 
 } // namespace attn_decode

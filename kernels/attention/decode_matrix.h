@@ -350,7 +350,7 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     if (makes) flight.fetch();
     wait_for_predecessor();
     if (makes) {
-        make_heads<MATRIX_THREADS, true>(t, at, at.heads, sums, flight.chunk.pages(), newest);
+        HeadMaker<MATRIX_THREADS, true, f16, HEAD>(t, at, at.heads).make(sums, flight.chunk.pages(), newest);
     } else {
         flight.fetch();
         const f32* q = t.q + ((u64)at.row * t.n_heads + at.first_head) * HEAD;

@@ -202,10 +202,19 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run_plain(const Task& 
     const bool makes = t.source.qkv != nullptr;
     // Earlier steps wrote all tokens but the row's own. For heads of any size, registers would not suffice.
     if (EXACT && makes) walk.fetch();
-    wait_for_predecessor();
-    if (EXACT && !makes) walk.fetch();
-    if (makes) make_heads<THREADS, EXACT>(t, at, G, queries, walk.pages, newest);
-    else take_queries<LANES, G, EXACT>(t, at, lds);
+    if (makes) {
+        const HeadMaker<THREADS, EXACT, T, LANES * PART> maker(t, at, G);
+        if constexpr (EXACT) {
+            maker.template make_ahead<(G + 2 + TEAMS - 1) / TEAMS>(queries, walk.pages, newest);
+        } else {
+            wait_for_predecessor();
+            maker.make(queries, walk.pages, newest);
+        }
+    } else {
+        wait_for_predecessor();
+        if (EXACT) walk.fetch();
+        take_queries<LANES, G, EXACT>(t, at, lds);
+    }
     if (!EXACT) walk.fetch();
     barrier_lds();
     for (;;) {

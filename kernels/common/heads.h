@@ -6,6 +6,12 @@
 // Most pairs of a head that a lane holds: 256 values over 32 lanes.
 constexpr u32 PAIRS_MAX = 4;
 
+// What a lane multiplies its pairs by: a norm's weights, and cosines and sines of angles. They do not depend on the launch before.
+struct HeadFactors {
+    f32 a[PAIRS_MAX], b[PAIRS_MAX], cos[PAIRS_MAX], sin[PAIRS_MAX];
+    bool weighs, turns;
+};
+
 // One head of one row, spread over the lanes of a team: lane l holds pairs l, l + 32, ...; rotated pairs come first.
 struct Head {
     f32 a[PAIRS_MAX], b[PAIRS_MAX];
@@ -27,24 +33,36 @@ struct Head {
         }
     }
 
+    // Either may be null: the head has no norm, or is not rotated.
+    DEV HeadFactors factors(const f32* weight, const f32* angles) const {
+        HeadFactors f;
+        f.weighs = weight != nullptr, f.turns = angles != nullptr;
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            f.a[i] = f.b[i] = f.cos[i] = f.sin[i] = 0.0f;
+            if (f.weighs && holds(i)) f.a[i] = weight[first(i)], f.b[i] = weight[second(i)];
+            if (f.turns && pair(i) < rope_dims / 2) f.cos[i] = angles[2 * pair(i)], f.sin[i] = angles[2 * pair(i) + 1];
+        }
+        return f;
+    }
+
     // Every team of a wave takes part in the sums, also a team whose head has no norm.
-    DEV void norm(const f32* weight, f32 eps) {
+    DEV void norm(const HeadFactors& f, f32 eps) {
         f32 sum = 0.0f;
         UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) sum = fma_f32(a[i], a[i], fma_f32(b[i], b[i], sum));
         f32 factor = 1.0f / sqrt_f32(team_sum(sum) / (f32)head_dim + eps);
         UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
-            if (!weight || !holds(i)) continue;
-            a[i] = a[i] * factor * weight[first(i)];
-            b[i] = b[i] * factor * weight[second(i)];
+            if (!f.weighs || !holds(i)) continue;
+            a[i] = a[i] * factor * f.a[i];
+            b[i] = b[i] * factor * f.b[i];
         }
     }
 
-    DEV void rotate(const f32* angles) {
+    DEV void rotate(const HeadFactors& f) {
         UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
-            if (pair(i) >= rope_dims / 2) continue;
-            f32 cos = angles[2 * pair(i)], sin = angles[2 * pair(i) + 1], x = a[i];
-            a[i] = x * cos - b[i] * sin;
-            b[i] = x * sin + b[i] * cos;
+            if (!f.turns || pair(i) >= rope_dims / 2) continue;
+            const f32 x = a[i];
+            a[i] = x * f.cos[i] - b[i] * f.sin[i];
+            b[i] = x * f.sin[i] + b[i] * f.cos[i];
         }
     }
 

@@ -18,11 +18,24 @@ DEV u32 rank(f32 logit) {
 // The logit; infinity for a NaN.
 DEV f32 logit_of(u32 rank) { return as_f32(rank & 0x80000000u ? rank & 0x7fffffffu : ~rank); }
 
-// The number of experts `part`, `part` + `parts`, ... that come before an expert.
+// The number of experts that come before an expert, of fours `part`, `part` + `parts`, ... of `count` ranks. Ranks lie at a multiple
+// of 16 bytes. Those up to a multiple of 4 are 0, below any number's. Four ranks are one read of LDS, and some reads are in flight.
 DEV u32 before(const u32* ranks, u32 count, u32 expert, u32 part, u32 parts) {
-    const u32 mine = ranks[expert];
+    constexpr u32 FLIGHT = 8;
+    const u32 mine = ranks[expert], own = expert / 4, fours = ceil_div(count, 4);
     u32 sum = 0;
-    for (u32 e = part; e < count; e += parts) sum += ranks[e] > mine || (ranks[e] == mine && e < expert) ? 1 : 0;
+    ROLLED for (u32 start = part; start < fours; start += FLIGHT * parts) {
+        u32x4 some[FLIGHT];
+        UNROLL for (u32 i = 0; i < FLIGHT; i++) some[i] = load16(ranks + 4 * min_u32(start + i * parts, fours - 1));
+        UNROLL for (u32 i = 0; i < FLIGHT; i++) {
+            const u32 four = start + i * parts;
+            // Equal ranks come before where their number is lower.
+            const u32 most = four >= fours ? 0xffffffffu : four < own ? mine - 1 : mine;
+            sum += (some[i].x > most) + (some[i].y > most) + (some[i].z > most) + (some[i].w > most);
+        }
+    }
+    if (own % parts != part) return sum;
+    for (u32 e = 4 * own; e < expert; e++) sum += ranks[e] == mine;
     return sum;
 }
 
@@ -56,6 +69,8 @@ DEV void keep_best_groups(u32* ranks, const Task& t) {
             first = max_u32(first, ranks[e]);
         }
         totals[g] = rank(logit_of(first) + logit_of(second));
+    } else if (g < ceil_div(t.groups, 4) * 4) {
+        totals[g] = 0;
     }
     barrier_lds();
     if (g < t.groups && before(totals, t.groups, g, 0, 1) >= t.groups_used) {
@@ -95,6 +110,7 @@ template <bool GROUPED> DEV void choose(const Task& t, u32 row) {
         ranks[e] = rank(size);
         places[e] = 0;
     }
+    if (i < ceil_div(t.count, 4) * 4 - t.count) ranks[t.count + i] = 0;
     barrier_lds();
     if constexpr (GROUPED) keep_best_groups(ranks, t);
     // With few experts, several threads count for each: neighbours for different ones, so that they read the same rank.

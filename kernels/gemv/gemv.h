@@ -9,10 +9,11 @@
 //            rows of w0, then w1, then w2 go to out[row * out_stride + n]. A null bias adds nothing; add 1: adds to out
 //            gemv_gated_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, activation, OUT)
 //            act(gate x) * (up x), act by number as `activated` in prelude/numbers.h
-//            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
+//            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride, chosen_before)
 //            Block row y is pair y of a row and an expert. The matrix at table[experts[y]] times row y / slots goes to out[y *
 //            out_stride ..]; nothing is written for NO_EXPERT (common/experts.h) or an address of 0; slots: pairs
-//            that share an input row: experts per token, or 1 where each pair has its own
+//            that share an input row: experts per token, or 1 where each pair has its own. chosen_before 1: no launch since the one
+//            before the last wrote `experts`, and weights may be asked for before the last one has ended
 //            gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
 //            The same for gate and up; pair y goes to row y of OUT
 // Variants   a: a8 or f32 (float types: f32 only). m: rows of a block, 1, 2, 4 or 8. A quantised type with f32 activations, a
@@ -185,14 +186,16 @@ DEV void gemv_of_two(const Matrices& matrices, const typename Tile::In& in, u32 
     }
 }
 
-// `out` is the row of this pair; `in_row` is the row of its input.
+// `out` is the row of this pair; `in_row` is the row of its input. `waits`: the block has not waited for the launch before.
 template <class T, u32 R, u32 U, class Tile>
-DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, u32 in_row, f32* out) {
+DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, u32 in_row, f32* out, bool waits) {
     LDS(tile, Tile);
     const Matrix none = {nullptr, nullptr, 0, cols, nullptr};
     const Activations<Tile> a = activations<Tile>(in, units_of<T>(cols), in_row, 1);
-    store_tiles<T, R, U, 1, false>({{w, nullptr, n, cols, out}, none, none}, {block_x(), grid_x()}, tile, a, 0, false, false);
+    store_tiles<T, R, U, 1, false>({{w, nullptr, n, cols, out}, none, none}, {block_x(), grid_x()}, tile, a, 0, false, waits);
 }
+
+
 
 struct GateUp {
     const u8 *gate, *up;
@@ -283,8 +286,8 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
 #define GEMV_OUT_PARAMS i8 *out_codes, f32 *out_scales, i16 *out_sums, f32 *out
 #define GEMV_OUT GatedOut{{out_codes, out_scales, out_sums}, out}
 
-// KIND: how many blocks must share a unit. Four of gate and up, so that all blocks of an 8B model run at once. Of other products,
-// there are fewer, and registers for loads in flight count more.
+// KIND: how many blocks must share a unit. Four of gate and up, so that all blocks of an 8B model run at once, and of experts' products,
+// which have a thousand. Of other products, there are fewer, and registers for loads in flight count more.
 #define KERNEL_FOUR_TIMES(THREADS, ...) KERNEL_TIMES(THREADS, 4, __VA_ARGS__)
 // NAME: as in the contract. A team takes R weight rows at a time (gated: P of gate and P of up), U units of each in flight.
 #define GEMV_STORE(KIND, NAME, T, R, U, M, TILE, INPUT, ...)                                                                   \
@@ -300,14 +303,18 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
         gemv_gated<T, P, U, M, TILE>({gate, up, gate_bias, up_bias, n, cols, activation}, INPUT, row, min_u32(M, rows - row),  \
                                      GEMV_OUT, row);                                                                           \
     }
-#define GEMV_EXPERTS(NAME, T, R, U, TILE, INPUT, ...)                                                                          \
-    KERNEL(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
-           u32 out_stride) {                                                                                                   \
-        wait_for_predecessor_alone();                                                                                          \
-        const u32 pair = block_y(), expert = experts[pair];                                                                    \
-        if (expert == NO_EXPERT || table[expert] == 0) return;                                                                 \
+#define GEMV_EXPERTS(KIND, NAME, T, R, U, TILE, INPUT, ...)                                                                    \
+    KIND(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
+           u32 out_stride, u32 chosen_before) {                                                                                \
+        const u32 pair = block_y();                                                                                            \
+        if (chosen_before == 0) wait_for_predecessor_alone();                                                                  \
+        const u32 expert = load_written_before(experts + pair);                                                                \
+        if (expert == NO_EXPERT || table[expert] == 0) {                                                                       \
+            if (chosen_before != 0) wait_for_predecessor_alone();                                                              \
+            return;                                                                                                            \
+        }                                                                                                                      \
         gemv_expert<T, R, U, TILE>(global_address<const u8>(table[expert]), n, cols, INPUT, pair / slots,                      \
-                                   out + u64(pair) * out_stride);                                                              \
+                                   out + u64(pair) * out_stride, chosen_before != 0);                                          \
     }
 #define GEMV_EXPERTS_GATED(NAME, T, P, U, TILE, INPUT, ...)                                                                    \
     KERNEL(256, gemv_experts_gated_##NAME, const u64* gate_table, const u64* up_table, const u32* experts, u32 n, u32 cols,    \
@@ -334,8 +341,8 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
     GEMV_GATED(KERNEL, NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                      \
     GEMV_GATED(KERNEL, NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
     GEMV_GATED(KERNEL, NAME##_f32_2, T, 1, 1, 2, GEMV_TILE(32, 2), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
-    GEMV_EXPERTS(NAME##_a8, T, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                 \
-    GEMV_EXPERTS(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                       \
+    GEMV_EXPERTS(KERNEL_FOUR_TIMES, NAME##_a8, T, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                              \
+    GEMV_EXPERTS(KERNEL, NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                               \
     GEMV_EXPERTS_GATED(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                           \
     GEMV_EXPERTS_GATED(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 
@@ -349,7 +356,7 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
     GEMV_FLOAT_M(NAME, T, 2, 1, 2, 2)                                                                                          \
     GEMV_FLOAT_M(NAME, T, 2, 1, 2, 4)                                                                                          \
     GEMV_FLOAT_M(NAME, T, 2, 1, 1, 8)                                                                                          \
-    GEMV_EXPERTS(NAME##_f32, T, 2, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                \
+    GEMV_EXPERTS(KERNEL, NAME##_f32, T, 2, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                        \
     GEMV_EXPERTS_GATED(NAME##_f32, T, 1, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 #define GEMV_TILE(VALUES, M) F32Tile<VALUES, M>
 

@@ -79,6 +79,7 @@ DEV void wave_sync() {
 constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 constexpr bool LAUNCHES_OVERLAP = false;
+DEV u32 load_written_before(const u32* p) { return *p; }
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
 
@@ -204,6 +205,8 @@ DEV f32 exp2_f32(f32 a) { return __builtin_amdgcn_exp2f(a); }
 DEV f32 log2_f32(f32 a) { return __builtin_amdgcn_logf(a); }
 DEV f32 rsqrt_f32(f32 a) { return __builtin_amdgcn_rsqf(a); }
 DEV f32 rcp_f32(f32 a) { return __builtin_amdgcn_rcpf(a); }
+// A reciprocal of a large number would be a denormal one, which the instruction drops bits of.
+DEV f32 quotient_f32(f32 a, f32 b) { return a / b; }
 
 DEV u32 as_u32(f32 v) { return __builtin_bit_cast(u32, v); }
 DEV f32 as_f32(u32 v) { return __builtin_bit_cast(f32, v); }

@@ -148,6 +148,7 @@ constexpr bool ATOMIC_ORDERS_BLOCK = false;
 DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // They do not, but tests take what kernels do where launches overlap.
 constexpr bool LAUNCHES_OVERLAP = true;
+DEV u32 load_written_before(const u32* p) { return *p; }
 DEV void wait_for_predecessor_alone() {}
 DEV void let_successor_start() {}
 
@@ -279,6 +280,7 @@ DEV f32 exp2_f32(f32 a) { return exp2f(a); }
 DEV f32 log2_f32(f32 a) { return log2f(a); }
 DEV f32 rsqrt_f32(f32 a) { return 1.0f / sqrtf(a); }
 DEV f32 rcp_f32(f32 a) { return 1.0f / a; }
+DEV f32 quotient_f32(f32 a, f32 b) { return a / b; }
 
 DEV u32 as_u32(f32 v) { return __builtin_bit_cast(u32, v); }
 DEV f32 as_f32(u32 v) { return __builtin_bit_cast(f32, v); }

@@ -36,6 +36,7 @@
 //   wait_for_predecessor_alone()  the same, but the next launch starts only after all blocks have ended or called
 //                           let_successor_start(): for kernels that fill the device, so that blocks of the next launch
 //                           are not spread unevenly among theirs
+//   u32 load_written_before(p)  before the wait, too: what a launch before the last one wrote, not what a unit kept of an earlier step
 //   LAUNCHES_OVERLAP        whether they do on this kind of device: then weights that come before the wait cost no time
 // Across a wave (T: f32 i32 u32 u64)
 //   shfl(v, lane) shfl_xor(v, mask) shfl_down(v, n) (lanes past the end get their own v)   u64 ballot(p)  any(p)  all(p)
@@ -59,6 +60,7 @@
 //   bits(v, from, count)  byte_i8(u32, i)  byte_u8(u32, i)   ceil_div(a, b)   pack_i8x4(a, b, c, d)
 // Floats
 //   fma_f32 min_f32 max_f32 abs_f32 sqrt_f32 (exact) floor_f32 round_even_f32   a / b is exact
+//   quotient_f32(a, b)  a / b with an error of 2 in the last place at most; 0 where |b| is above 2^126 and a is finite
 //   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
 //   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)

@@ -41,6 +41,17 @@ fn sublayers_are_those_of_f64_for_every_type() {
 }
 
 #[test]
+fn sublayers_of_two_types_are_those_of_f64() {
+    for (seed, first, second) in [(71, DType::Q4_K, DType::Q6_K), (72, DType::Q5_K, DType::Q6_K)] {
+        let recipe = Recipe { seed, second: Some(second), n_layers: 1, ..Recipe::plain(first) };
+        for isa in isas() {
+            check_sublayers(&recipe, CpuOptions { isa: Some(isa), ..FLOAT }, 33, EXACT);
+        }
+        check_sublayers(&recipe, CpuOptions::default(), 33, INT8);
+    }
+}
+
+#[test]
 fn sublayers_are_those_of_f64_for_every_shape() {
     let (halves, interleaved) = (RopeLayout::Halves, RopeLayout::Interleaved);
     let mut seed = 40;

@@ -97,6 +97,8 @@ pub struct Recipe {
     pub seed: u64,
     /// Type of all matrices but the embedding, which is F32.
     pub dtype: DType,
+    /// Type of the matrices of values and downs instead, as files of mixed types have it.
+    pub second: Option<DType>,
     pub hidden: usize,
     pub ffn: usize,
     pub n_layers: usize,
@@ -130,6 +132,7 @@ impl Recipe {
         Self {
             seed: 1,
             dtype,
+            second: None,
             hidden: 256,
             ffn: 512,
             n_layers: 2,
@@ -275,26 +278,28 @@ impl Small {
         let r = recipe;
         let mut b = Image { random: Random::new(r.seed), image: Vec::new(), made: Vec::new() };
         let norm = |b: &mut Image, cols| b.add(DType::F32, 1, cols, 1.0, 0.3);
-        let linear = |b: &mut Image, rows: usize, cols: usize, gain: f32| -> Parts {
-            let weight = b.add(r.dtype, rows, cols, 0.0, gain * (3.0 / cols as f32).sqrt());
+        let linear = |b: &mut Image, dtype: DType, rows: usize, cols: usize| -> Parts {
+            let weight = b.add(dtype, rows, cols, 0.0, (3.0 / cols as f32).sqrt());
             (weight, r.biases.then(|| b.add(DType::F32, 1, rows, 0.0, 0.2)))
         };
+        let (first, second) = (r.dtype, r.second.unwrap_or(r.dtype));
         let (q_cols, kv_cols) = (r.n_kv_heads * r.group * r.head_dim, r.n_kv_heads * r.head_dim);
         let embedding = b.add(DType::F32, VOCAB, r.hidden, 0.0, 1.0);
         let mut layers = Vec::new();
         for _ in 0..r.n_layers {
             let attn_norm = norm(&mut b, r.hidden);
-            let qkv = [q_cols, kv_cols, kv_cols].map(|rows| linear(&mut b, rows, r.hidden, 1.0));
+            let qkv = [(first, q_cols), (first, kv_cols), (second, kv_cols)]
+                .map(|(dtype, rows)| linear(&mut b, dtype, rows, r.hidden));
             let head_norms = r.head_norms.then(|| [norm(&mut b, r.head_dim), norm(&mut b, r.head_dim)]);
-            let attn_output = linear(&mut b, r.hidden, q_cols, 1.0);
+            let attn_output = linear(&mut b, first, r.hidden, q_cols);
             let ffn_norm = norm(&mut b, r.hidden);
             let count = r.experts.as_ref().map_or(0, |e| e.count);
             // A router in single precision, as files have it, with logits far apart.
             let router = (count > 0).then(|| b.add(DType::F32, count, r.hidden, 0.0, 0.3));
             let ffn: Vec<[Parts; 3]> = (0..count.max(1))
                 .map(|_| {
-                    [[r.ffn, r.hidden], [r.ffn, r.hidden], [r.hidden, r.ffn]]
-                        .map(|[rows, cols]| linear(&mut b, rows, cols, 1.0))
+                    [(first, r.ffn, r.hidden), (first, r.ffn, r.hidden), (second, r.hidden, r.ffn)]
+                        .map(|(dtype, rows, cols)| linear(&mut b, dtype, rows, cols))
                 })
                 .collect();
             layers.push((attn_norm, qkv, head_norms, attn_output, ffn_norm, router, ffn));

@@ -103,6 +103,20 @@ fn experts_of_every_type_with_eight_bits_give_nearly_the_logits_of_f64() {
     check_types(experts, DEFAULTS);
 }
 
+/// Queries and keys of one type share a launch with values of the other, at few rows and at many.
+#[test]
+fn layers_of_two_types_give_the_logits_of_f64() {
+    for (seed, first, second) in [(61, DType::Q4_K, DType::Q6_K), (62, DType::Q5_K, DType::Q6_K)] {
+        let dense = Recipe { seed, second: Some(second), ffn: 256, ..Recipe::plain(first) };
+        let both = [dense.clone(), Recipe { second: Some(second), ..experts(first) }];
+        for (recipe, (activations, kv)) in both.iter().flat_map(|r| [(r, SINGLE), (r, DEFAULTS)]) {
+            if !check(recipe, activations, kv) {
+                return;
+            }
+        }
+    }
+}
+
 #[test]
 fn heads_of_every_shape_give_the_logits_of_f64() {
     let (halves, interleaved) = (RopeLayout::Halves, RopeLayout::Interleaved);

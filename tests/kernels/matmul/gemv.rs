@@ -280,8 +280,23 @@ fn a_row_that_is_no_number_spoils_no_other() {
     }
 }
 
-/// The products of each pair of activation row and expert.
+/// The products of each pair of activation row and expert. The experts are known long before the launch, so it may say so or not.
 fn multiply_experts(rig: &Rig, experts: &[Weights], chosen: &[u32], slots: u32, rows: &Rows) -> Vec<f32> {
+    let [got, early] =
+        [0, 1].map(|chosen_before| multiply_chosen(rig, experts, chosen, slots, rows, chosen_before));
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&got), bits(&early));
+    got
+}
+
+fn multiply_chosen(
+    rig: &Rig,
+    experts: &[Weights],
+    chosen: &[u32],
+    slots: u32,
+    rows: &Rows,
+    chosen_before: u32,
+) -> Vec<f32> {
     let (dtype, n) = (experts[0].dtype, experts[0].rows);
     let device: Vec<Buffer> = experts.iter().map(|w| w.lay_out(rig)).collect();
     let addresses: Vec<u64> = device.iter().map(|b| b.ptr::<u8>().address()).collect();
@@ -302,6 +317,7 @@ fn multiply_experts(rig: &Rig, experts: &[Weights], chosen: &[u32], slots: u32, 
                 slots,
                 out: out.ptr(),
                 out_stride: stride,
+                chosen_before,
             };
             rig.device.launch(&rig.stream, choice::experts_a8(dtype).unwrap(), grid, &arguments).unwrap();
         }
@@ -316,6 +332,7 @@ fn multiply_experts(rig: &Rig, experts: &[Weights], chosen: &[u32], slots: u32, 
                 slots,
                 out: out.ptr(),
                 out_stride: stride,
+                chosen_before,
             };
             rig.device.launch(&rig.stream, choice::experts_f32(dtype).unwrap(), grid, &arguments).unwrap();
         }

@@ -356,6 +356,8 @@ kernels! { |launch|
         out: DevicePtr<f32> [strided(launch.y, out_stride, n)],
         /// Values from pair to pair of `out`.
         out_stride: u32,
+        /// 1: a launch before the last wrote `experts`.
+        chosen_before: u32,
     }
 
     /// `act(gate x) * (up x)` per pair of a row and an expert, 8-bit rows. Grid: [`choice::experts_gated_grid`].
@@ -500,6 +502,8 @@ kernels! { |launch|
         out: DevicePtr<f32> [strided(launch.y, out_stride, n)],
         /// Values from pair to pair of `out`.
         out_stride: u32,
+        /// 1: a launch before the last wrote `experts`.
+        chosen_before: u32,
     }
 
     /// `act(gate x) * (up x)` per pair of a row and an expert, f32 rows. Grid: [`choice::experts_gated_grid`].

@@ -163,7 +163,7 @@ impl Run<'_> {
             } else {
                 self.experts_gated(unit, [gate, up], out, rows * used)?;
             }
-            let product = PairProduct { from: &unit.gated, slots: 1, stride: down.rows };
+            let product = PairProduct { from: &unit.gated, slots: 1, stride: down.rows, chosen_before: true };
             self.pair_product(unit, down, product, self.plane(unit.results), rows * used)?;
         }
         let cols = down.rows;
@@ -302,7 +302,8 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let both = both(unit)?;
-        let product = PairProduct { from: &unit.from, slots: unit.choice.used, stride: both.stride };
+        let slots = unit.choice.used;
+        let product = PairProduct { from: &unit.from, slots, stride: both.stride, chosen_before: false };
         let all = if unit.has_gates { 2 } else { 1 };
         for (number, table) in tables.into_iter().take(all).enumerate() {
             let to = self.at(both).offset(number * table.rows as usize);
@@ -371,23 +372,35 @@ impl Run<'_> {
         &self,
         unit: &Experts,
         matrix: ExpertTable,
-        PairProduct { from, slots, stride: out_stride }: PairProduct<'_>,
+        PairProduct { from, slots, stride: out_stride, chosen_before }: PairProduct<'_>,
         out: DevicePtr<f32>,
         pairs: u32,
     ) -> Result<(), BackendError> {
         let ExpertTable { table, dtype, rows: n, cols } = matrix;
         let experts = self.plane(unit.choice.chosen);
-        let grid = choice::experts_grid(n, pairs);
+        let (grid, chosen_before) = (choice::experts_grid(n, pairs), chosen_before.into());
         if self.pair_form(dtype) == Form::A8 {
             let kernel = choice::experts_a8(dtype).ok_or_else(|| no_kernel("experts", dtype))?;
             let A8 { codes, scales, sums } = self.a8(from);
-            let arguments =
-                ExpertsA8 { table, experts, n, cols, codes, scales, sums, slots, out, out_stride };
+            let arguments = ExpertsA8 {
+                table,
+                experts,
+                n,
+                cols,
+                codes,
+                scales,
+                sums,
+                slots,
+                out,
+                out_stride,
+                chosen_before,
+            };
             return Ok(self.device.launch(self.stream, kernel, grid, &arguments)?);
         }
         let kernel = choice::experts_f32(dtype).ok_or_else(|| no_kernel("experts", dtype))?;
         let (x, x_stride) = (self.floats(from), from.float.map_or(cols, |view| view.stride));
-        let arguments = ExpertsF32 { table, experts, n, cols, x, x_stride, slots, out, out_stride };
+        let arguments =
+            ExpertsF32 { table, experts, n, cols, x, x_stride, slots, out, out_stride, chosen_before };
         Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
     }
 }
@@ -401,6 +414,8 @@ struct PairProduct<'a> {
     slots: u32,
     /// Values from one pair's results to the next.
     stride: u32,
+    /// Another launch lies between the choice of experts and this one.
+    chosen_before: bool,
 }
 
 /// Where gates and ups of pairs lie. Binding makes room for them if any step needs it.
