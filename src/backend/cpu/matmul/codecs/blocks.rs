@@ -1,6 +1,7 @@
 //! Codecs of types whose quant block is one group of 32, or two.
 
 #![allow(non_camel_case_types)] // ggml's names
+#![allow(clippy::needless_range_loop)] // an iterator over four vectors may keep them on the stack
 
 use super::{Codec, Codes, Rows, Scales, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
@@ -78,7 +79,8 @@ impl Codec for Q8_0 {
         for half in 0..2 {
             // SAFETY: bytes 2..34 of the block.
             let words = unsafe { v.words(strip, first * 34 + 2 + 16 * half) };
-            for (i, word) in words.into_iter().enumerate() {
+            for i in 0..4 {
+                let word = words[i];
                 put(0, 4 * half + i, v.symmetric(word, 0));
             }
         }
@@ -110,7 +112,8 @@ impl Codec for Q4_0 {
     ) {
         // SAFETY: bytes 2..18 of the block.
         let words = unsafe { v.words(strip, first * 18 + 2) };
-        for (i, word) in words.into_iter().enumerate() {
+        for i in 0..4 {
+            let word = words[i];
             put(0, i, v.symmetric(v.low_nibbles(word), 8));
             put(0, 4 + i, v.symmetric(v.high_nibbles(word), 8));
         }
@@ -171,7 +174,8 @@ unsafe fn q4_1_words<V: Rows, const R: usize, const J: usize>(
     let from = (4 * J).min(5 * R - 4);
     // SAFETY: the caller vouches for 20 R bytes.
     let words = unsafe { v.words(strip, first * 20 + 4 * from) };
-    for (i, word) in words.into_iter().enumerate() {
+    for i in 0..4 {
+        let word = words[i];
         let k = from + i;
         if k < 4 * J {
             continue;

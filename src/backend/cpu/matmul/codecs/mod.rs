@@ -265,7 +265,10 @@ impl<V: Rows> ScalesOut<'_, V> {
                 *d = u32::from(unsafe { strip.at(row, at).cast::<u16>().read_unaligned() });
             }
             let d = v.mul(v.halves(v.load(header)), part);
-            scales[self.at + 8 * block..][..8].fill([d; 2]);
+            // A call of `fill` is not inlined without link-time optimisation.
+            for scales in &mut scales[self.at + 8 * block..][..8] {
+                *scales = [d; 2];
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Codecs of types of two or three bits, and of three values, whose quant block is eight groups of 32.
 
 #![allow(non_camel_case_types)] // ggml's names
+#![allow(clippy::needless_range_loop)] // an iterator over four vectors may keep them on the stack
 
 use super::{Codec, Codes, Rows, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
@@ -26,7 +27,8 @@ impl Codec for Q2_K {
         for half in 0..2 {
             // SAFETY: bytes 16..80 of the block, 32 for each of its 2 steps.
             let words = unsafe { v.words(strip, first / 8 * 84 + 16 + first % 8 * 8 + 16 * half) };
-            for (i, word) in words.into_iter().enumerate() {
+            for i in 0..4 {
+                let word = words[i];
                 for g in 0..4 {
                     put(g, 4 * half + i, v.and(v.shr16(word, 2 * g), v.splat(3)));
                 }
@@ -134,7 +136,8 @@ impl Codec for TQ2_0 {
         for half in 0..2 {
             // SAFETY: bytes 0..64 of the block, 32 for each of its 2 steps.
             let words = unsafe { v.words(strip, first / 8 * 66 + first % 8 * 8 + 16 * half) };
-            for (i, word) in words.into_iter().enumerate() {
+            for i in 0..4 {
+                let word = words[i];
                 for g in 0..4 {
                     put(g, 4 * half + i, v.symmetric(v.and(v.shr16(word, 2 * g), v.splat(3)), 1));
                 }
@@ -182,7 +185,8 @@ impl Codec for TQ1_0 {
         for half in 0..2 {
             // SAFETY: bytes 0..32 of the block: five digits each, of groups 0 to 4.
             let words = unsafe { v.words(strip, block + 16 * half) };
-            for (i, mut word) in words.into_iter().enumerate() {
+            for i in 0..4 {
+                let mut word = words[i];
                 for g in 0..5 {
                     if (g < 4) == first.is_multiple_of(8) {
                         put(g % 4, 4 * half + i, v.symmetric(digit(v, word), 1));
@@ -196,7 +200,8 @@ impl Codec for TQ1_0 {
         }
         // SAFETY: bytes 32..48 (five digits each, of halves of groups 5 to 7) and 36..52 of the block.
         let (words, [.., mut last]) = unsafe { (v.words(strip, block + 32), v.words(strip, block + 36)) };
-        for (i, mut word) in words.into_iter().enumerate() {
+        for i in 0..4 {
+            let mut word = words[i];
             for half in 0..5 {
                 put(1 + half / 2, 4 * (half % 2) + i, v.symmetric(digit(v, word), 1));
                 word = next_digits(v, word);
