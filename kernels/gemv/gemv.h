@@ -12,8 +12,8 @@
 //            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride, chosen_before)
 //            Block row y is pair y of a row and an expert. The matrix at table[experts[y]] times row y / slots goes to out[y *
 //            out_stride ..]; nothing is written for NO_EXPERT (common/experts.h) or an address of 0; slots: pairs
-//            that share an input row: experts per token, or 1 where each pair has its own. chosen_before 1: no launch since the one
-//            before the last wrote `experts`, and weights may be asked for before the last one has ended
+//            that share an input row: experts per token, or 1 where each pair has its own. chosen_before 1: another launch
+//            lies between the writer of `experts` and this one, so weights are asked for before that launch ends
 //            gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
 //            The same for gate and up; pair y goes to row y of OUT
 // Variants   a: a8 or f32 (float types: f32 only). m: rows of a block, 1, 2, 4 or 8. A quantised type with f32 activations, a
@@ -194,8 +194,6 @@ DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, 
     const Activations<Tile> a = activations<Tile>(in, units_of<T>(cols), in_row, 1);
     store_tiles<T, R, U, 1, false>({{w, nullptr, n, cols, out}, none, none}, {block_x(), grid_x()}, tile, a, 0, false, waits);
 }
-
-
 
 struct GateUp {
     const u8 *gate, *up;

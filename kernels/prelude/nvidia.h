@@ -53,9 +53,10 @@ DEV void barrier_lds() { __syncthreads(); }
 DEV void barrier() { __syncthreads(); }
 DEV void wave_sync() { __syncwarp(); }
 DEV void fence_device() { __threadfence(); }
+// From memory: a unit may keep what an earlier step wrote until the wait.
+DEV u32 load_written_before(const u32* p) { return *(const volatile u32*)p; }
 // Both functions do nothing where the launch may not overlap its predecessor or successor.
 constexpr bool LAUNCHES_OVERLAP = true;
-DEV u32 load_written_before(const u32* p) { return *(const volatile u32*)p; }
 DEV void wait_for_predecessor_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
