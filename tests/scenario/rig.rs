@@ -227,13 +227,16 @@ impl Rig {
         }
     }
 
-    /// Waits until nothing runs, and all pages are free or cached.
+    /// Waits until nothing runs, all pages are free or cached, and no user's request counts against its limit: the
+    /// engine's part of a request ends before the session's.
     #[track_caller]
     pub fn assert_idle(&self) {
-        self.eventually("the daemon is idle and no request has a page", |status| {
+        let client = self.client();
+        self.eventually("the daemon is idle and no request has a page or counts", |status| {
             let device = &status.devices[0];
             (device.sequences_running, device.sequences_queued, device.kv_pages_used, device.kv_bytes)
                 == (0, 0, 0, device.kv_cached_bytes())
+                && client.users().unwrap().users.iter().all(|user| user.sequences == 0)
         });
     }
 }
