@@ -33,7 +33,7 @@ constexpr f32 LIMIT = 7.0f;
 // A gate and its up, each clamped. Comparisons keep a NaN.
 DEV f32 clamped(f32 gate, f32 up) {
     const f32 g = gate > LIMIT ? LIMIT : gate, u = up > LIMIT ? LIMIT : up < -LIMIT ? -LIMIT : up;
-    return quotient_f32(g, 1.0f + exp_f32(-1.702f * g)) * (1.0f + u);
+    return g / (1.0f + exp_f32(-1.702f * g)) * (1.0f + u);
 }
 
 // Biases of all experts' gates and ups, and the expert of each row.

@@ -302,7 +302,7 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
                                      GEMV_OUT, row);                                                                           \
     }
 #define GEMV_EXPERTS(KIND, NAME, T, R, U, TILE, INPUT, ...)                                                                    \
-    KIND(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
+    KIND(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,    \
            u32 out_stride, u32 chosen_before) {                                                                                \
         const u32 pair = block_y();                                                                                            \
         if (chosen_before == 0) wait_for_predecessor_alone();                                                                  \

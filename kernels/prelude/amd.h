@@ -205,8 +205,6 @@ DEV f32 exp2_f32(f32 a) { return __builtin_amdgcn_exp2f(a); }
 DEV f32 log2_f32(f32 a) { return __builtin_amdgcn_logf(a); }
 DEV f32 rsqrt_f32(f32 a) { return __builtin_amdgcn_rsqf(a); }
 DEV f32 rcp_f32(f32 a) { return __builtin_amdgcn_rcpf(a); }
-// A reciprocal of a large number would be a denormal one, which the instruction drops bits of.
-DEV f32 quotient_f32(f32 a, f32 b) { return a / b; }
 
 DEV u32 as_u32(f32 v) { return __builtin_bit_cast(u32, v); }
 DEV f32 as_f32(u32 v) { return __builtin_bit_cast(f32, v); }

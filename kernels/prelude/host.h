@@ -280,7 +280,6 @@ DEV f32 exp2_f32(f32 a) { return exp2f(a); }
 DEV f32 log2_f32(f32 a) { return log2f(a); }
 DEV f32 rsqrt_f32(f32 a) { return 1.0f / sqrtf(a); }
 DEV f32 rcp_f32(f32 a) { return 1.0f / a; }
-DEV f32 quotient_f32(f32 a, f32 b) { return a / b; }
 
 DEV u32 as_u32(f32 v) { return __builtin_bit_cast(u32, v); }
 DEV f32 as_f32(u32 v) { return __builtin_bit_cast(f32, v); }

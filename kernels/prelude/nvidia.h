@@ -164,7 +164,6 @@ DEV f32 exp2_f32(f32 a) { return exp2f(a); }
 DEV f32 log2_f32(f32 a) { return log2f(a); }
 DEV f32 rsqrt_f32(f32 a) { return rsqrtf(a); }
 DEV f32 rcp_f32(f32 a) { return __frcp_rn(a); }
-DEV f32 quotient_f32(f32 a, f32 b) { return __fdividef(a, b); }
 
 DEV u32 as_u32(f32 v) { return __float_as_uint(v); }
 DEV f32 as_f32(u32 v) { return __uint_as_float(v); }

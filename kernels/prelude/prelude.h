@@ -60,7 +60,6 @@
 //   bits(v, from, count)  byte_i8(u32, i)  byte_u8(u32, i)   ceil_div(a, b)   pack_i8x4(a, b, c, d)
 // Floats
 //   fma_f32 min_f32 max_f32 abs_f32 sqrt_f32 (exact) floor_f32 round_even_f32   a / b is exact
-//   quotient_f32(a, b)  a / b with an error of 2 in the last place at most; 0 where |b| is above 2^126 and a is finite
 //   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
 //   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)

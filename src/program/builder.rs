@@ -69,6 +69,12 @@ impl Builder {
         self.add_value(width, Rows::Wanted, Content::Real)
     }
 
+    /// Adds a value of `width` real numbers for the rows that another one has.
+    pub fn value_beside(&mut self, other: ValueId, width: usize) -> ValueId {
+        let rows = self.program.values.get(other.0 as usize).map_or(Rows::All, |value| value.rows);
+        self.add_value(width, rows, Content::Real)
+    }
+
     /// Adds a choice of `used` experts for every row.
     pub fn choice(&mut self, used: usize) -> ValueId {
         self.add_value(used, Rows::All, Content::Choice)

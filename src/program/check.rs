@@ -272,6 +272,41 @@ impl Checker<'_> {
                 demand(self.width(gate)? == 1, || "the gate of a row must be one number".into())
             }
             Op::Scale { .. } => Ok(()),
+            Op::Slice { from, first, out } => {
+                demand(from != out, || "a slice must not write its input".into())?;
+                let end = first.checked_add(self.width(out)?);
+                let inside = end.is_some_and(|end| self.width(from).is_ok_and(|width| end <= width));
+                demand(inside, || "a slice must lie inside its input".into())
+            }
+            Op::Multiply { weight, value } => self.vector(weight, self.width(value)?),
+            Op::Rescale { group, eps, like, value } => {
+                demand(like != Some(value), || "a value must not be rescaled to itself".into())?;
+                let whole = group > 0 && self.width(value)?.is_multiple_of(group);
+                demand(whole, || "the groups of a rescaling must divide the width".into())?;
+                demand(eps.is_finite() && eps > 0.0, || "the eps of a rescaling must be above 0".into())
+            }
+            Op::Sparsify { deviations, value } => {
+                demand(deviations.is_finite(), || "the number of deviations must be finite".into())?;
+                demand(self.width(value)? >= 2, || "one value has no deviation".into())
+            }
+            Op::MixStreams { amounts, from, out } => {
+                demand(amounts != out && from != out, || "mixed streams must not be their own input".into())?;
+                self.same_width(&[from, out])?;
+                let (streams, width) = (self.width(amounts)?.isqrt(), self.width(from)?);
+                let whole = streams > 0 && width.is_multiple_of(streams);
+                demand(whole && streams * streams == self.width(amounts)?, || {
+                    "streams must divide the width, with an amount for each pair of them".into()
+                })
+            }
+            Op::AddToStreams { from, amounts, first, out } => {
+                demand(from != out && amounts != Some(out), || "a value must not be added to itself".into())?;
+                let (each, width) = (self.width(from)?, self.width(out)?);
+                let streams = width.checked_div(each).filter(|streams| streams * each == width);
+                let streams = streams.ok_or("streams must be as wide as what is added to them")?;
+                demand(first < streams, || format!("there are only {streams} streams"))?;
+                let known = amounts.map_or(Ok(streams), |amounts| self.width(amounts))?;
+                demand(known == streams, || "there must be an amount for each stream".into())
+            }
             Op::Convolve { state, weight, bias, from, out, .. } => {
                 demand(from != out, || "a convolution must not write its input".into())?;
                 self.same_width(&[from, out])?;

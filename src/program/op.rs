@@ -214,6 +214,62 @@ pub enum Op {
         /// Read and written.
         value: ValueId,
     },
+    /// `out[r]` is as many neighbouring values of `from[r]` as it is wide, from `first` on.
+    Slice {
+        /// Read.
+        from: ValueId,
+        /// The first of the values.
+        first: u32,
+        /// Written.
+        out: ValueId,
+    },
+    /// `value[r][c] *= weight[c]`.
+    Multiply {
+        /// `[width of value]` f32.
+        weight: TensorId,
+        /// Read and written.
+        value: ValueId,
+    },
+    /// `value[g] *= m / sqrt(mean(value[g]^2) + eps)` for each group g of neighbouring values of r. Here m is 1, or the root
+    /// of the mean square of `like[r]`.
+    Rescale {
+        /// Values of a group; a divisor of the value's width.
+        group: u32,
+        /// Added to the mean square of a group; above 0.
+        eps: f32,
+        /// Read.
+        like: Option<ValueId>,
+        /// Read and written.
+        value: ValueId,
+    },
+    /// `value[r] = max(0, value[r] - mean - deviations * deviation)`, with the mean and the standard deviation of the row's
+    /// values. Of n values, the variance is the sum of squares divided by n - 1.
+    Sparsify {
+        /// Finite.
+        deviations: f32,
+        /// Read and written; at least two values wide.
+        value: ValueId,
+    },
+    /// Streams lie one after the other in a row. Of n streams: `out[s] = from[s] + sum over i of amounts[r][n * s + i] * from[i]`.
+    MixStreams {
+        /// n * n numbers.
+        amounts: ValueId,
+        /// Read.
+        from: ValueId,
+        /// Written; as wide.
+        out: ValueId,
+    },
+    /// `out[s] += (1 + amounts[r][s]) * from[r]` of each stream s from `first` on, and without amounts `out[s] += from[r]`.
+    AddToStreams {
+        /// Read; as wide as a stream.
+        from: ValueId,
+        /// One number for each stream.
+        amounts: Option<ValueId>,
+        /// The first stream that is changed.
+        first: u32,
+        /// Read and written.
+        out: ValueId,
+    },
     /// `out[r][c] = activation(bias[c] + sum over j of weight[c][j] * from[r - (taps - 1) + j][c])`. Rows before r are those of
     /// its sequence, also of earlier steps; before the first one all values are 0.
     Convolve {
@@ -484,6 +540,19 @@ impl Op {
                 [Some((from, Read)), Some((decay, Read)), Some((amount, Read)), Some((out, Write))]
             }
             Self::Add { from, out, .. } => [Some((from, Read)), Some((out, Update)), None, None],
+            Self::Slice { from, out, .. } => [Some((from, Read)), Some((out, Write)), None, None],
+            Self::Multiply { value, .. } | Self::Sparsify { value, .. } => {
+                [Some((value, Update)), None, None, None]
+            }
+            Self::Rescale { like, value, .. } => {
+                [like.map(|like| (like, Read)), Some((value, Update)), None, None]
+            }
+            Self::MixStreams { amounts, from, out } => {
+                [Some((amounts, Read)), Some((from, Read)), Some((out, Write)), None]
+            }
+            Self::AddToStreams { from, amounts, out, .. } => {
+                [Some((from, Read)), amounts.map(|amounts| (amounts, Read)), Some((out, Update)), None]
+            }
         };
         all.into_iter().flatten()
     }
@@ -514,6 +583,12 @@ impl Op {
             Self::Cap { .. } => "cap",
             Self::Open { .. } => "open",
             Self::Scale { .. } => "scale",
+            Self::Slice { .. } => "slice",
+            Self::Multiply { .. } => "multiply",
+            Self::Rescale { .. } => "rescale",
+            Self::Sparsify { .. } => "sparsify",
+            Self::MixStreams { .. } => "mix streams",
+            Self::AddToStreams { .. } => "add to streams",
             Self::Convolve { .. } => "convolve",
             Self::SelectiveScan { .. } => "selective scan",
             Self::DeltaRule { .. } => "delta rule",

@@ -1,5 +1,7 @@
 //! Inconsistent programs, one fault each, are refused with the fault's place.
 
+mod streams;
+
 use std::io::Write;
 use std::sync::Arc;
 

@@ -24,7 +24,7 @@ use crate::tensor::{LazyTensor, MapError, MappedFile};
 const AHEAD_BYTES: u64 = 64 << 20;
 /// Bytes read between two signs of life: a disk of 1 MB/s gives one in time.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Bytes of an embedding that are read with one of its rows. The kernel maps as many around a page that it has.
+/// Bytes of an embedding table that are read with one of its rows. The kernel maps as many around a page that it has.
 const GROUP_BYTES: u64 = 64 << 10;
 /// Pages of a model without a step for this long are read again.
 const TRUSTED: Duration = Duration::from_secs(5);
@@ -78,8 +78,8 @@ struct Pages {
     progress: Arc<Progress>,
     /// Bytes of all parts before each part, and of all.
     starts: Vec<u64>,
-    /// Groups of the embedding that were read, or are being read.
-    groups: BTreeSet<u64>,
+    /// Groups of the embedding tables that were read, or are being read.
+    groups: BTreeSet<Group>,
     /// Experts' tensors that were read, or are being read.
     chosen: BTreeSet<TensorId>,
     /// Number of batches of rows and experts that a thread was told to read.
@@ -88,6 +88,9 @@ struct Pages {
     used: Instant,
     awaited: Awaited,
 }
+
+/// [`GROUP_BYTES`] of an embedding table, and their number in it.
+type Group = (TensorId, u64);
 
 /// Pages that a suspended step waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,30 +345,30 @@ impl Pages {
         start(read).saturating_sub(start(part.saturating_add(1)))
     }
 
-    /// Groups of the embedding that these tokens' rows need and that were not read.
-    fn missing_rows(&self, model: &Model, tokens: &[u32]) -> Vec<u64> {
-        let Some((_, row)) = embedding(model) else { return Vec::new() };
-        let groups = tokens.iter().flat_map(|token| {
-            let first = u64::from(*token).saturating_mul(row);
-            first / GROUP_BYTES..=first.saturating_add(row - 1) / GROUP_BYTES
+    /// Groups of the embedding tables that these tokens' rows need and that were not read.
+    fn missing_rows(&self, model: &Model, tokens: &[u32]) -> Vec<Group> {
+        let groups = tables(model).flat_map(|(id, _, row)| {
+            tokens.iter().flat_map(move |token| {
+                let first = u64::from(*token).saturating_mul(row);
+                let groups = first / GROUP_BYTES..=first.saturating_add(row - 1) / GROUP_BYTES;
+                groups.map(move |group| (id, group))
+            })
         });
-        let missing: BTreeSet<u64> = groups.filter(|group| !self.groups.contains(group)).collect();
+        let missing: BTreeSet<Group> = groups.filter(|group| !self.groups.contains(group)).collect();
         missing.into_iter().collect()
     }
 
     /// Notes that these groups are being read.
-    fn pieces_of_rows(&mut self, model: &Model, groups: &[u64]) -> Vec<Piece> {
-        let Some((tensor, _)) = embedding(model).filter(|_| !groups.is_empty()) else { return Vec::new() };
+    fn pieces_of_rows(&mut self, model: &Model, groups: &[Group]) -> Vec<Piece> {
         self.groups.extend(groups);
-        let all = tensor.range();
-        let mut pieces: Vec<Piece> = groups
-            .iter()
-            .map(|group| {
-                let from = all.start.saturating_add(group.saturating_mul(GROUP_BYTES)).min(all.end);
-                let range = from..from.saturating_add(GROUP_BYTES).min(all.end);
-                Piece { tensor: tensor.clone(), range, then: Then::Nothing }
-            })
-            .collect();
+        let tensor = |id| model.plan.program.tensor(id).map(|tensor| &tensor.lazy);
+        let pieces = groups.iter().filter_map(|(id, group)| {
+            let (tensor, all) = (tensor(*id)?, tensor(*id)?.range());
+            let from = all.start.saturating_add(group.saturating_mul(GROUP_BYTES)).min(all.end);
+            let range = from..from.saturating_add(GROUP_BYTES).min(all.end);
+            Some(Piece { tensor: tensor.clone(), range, then: Then::Nothing })
+        });
+        let mut pieces: Vec<Piece> = pieces.collect();
         self.end_batch(&mut pieces);
         pieces
     }
@@ -397,15 +400,17 @@ impl Pages {
     }
 }
 
-/// The embedding that stays in the file, and the bytes of its rows.
-fn embedding(model: &Model) -> Option<(&LazyTensor, u64)> {
+/// The embedding tables, which stay in the file, with a row for each token, and the bytes of their rows.
+fn tables(model: &Model) -> impl Iterator<Item = (TensorId, &LazyTensor, u64)> {
     let program = &model.plan.program;
-    let mut tensors = program.part_tensors(FIRST_PART).filter(|(_, t)| t.residence == Residence::Host);
+    let tensors = program.part_tensors(FIRST_PART).filter(|(_, t)| t.residence == Residence::Host);
     let vocab = program.vocab() as u64;
     // Frequency divisors of rotary embeddings are there too: a few hundred bytes.
-    let (_, table) = tensors.find(|(_, tensor)| tensor.lazy.shape().rows() == vocab)?;
-    let row = table.lazy.byte_len() / vocab.max(1);
-    (row > 0).then_some((&table.lazy, row))
+    let tables = tensors.filter(move |(_, tensor)| tensor.lazy.shape().rows() == vocab);
+    tables.filter_map(move |(id, table)| {
+        let row = table.lazy.byte_len() / vocab.max(1);
+        (row > 0).then_some((id, &table.lazy, row))
+    })
 }
 
 /// A tensor in pieces.
@@ -430,4 +435,41 @@ const WHAT: &str = "reading the model's pages";
 fn no_answer(silence: Duration) -> MapError {
     let text = format!("the disk has not answered for {} s", silence.as_secs());
     MapError::Os { what: WHAT, source: std::io::Error::other(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn rows_of_every_embedding_table_are_read() {
+        let mut forged = rocmforge_test_support::forge::newer_decoders();
+        let (_, forge) =
+            forged.remove(forged.iter().position(|(name, _)| *name == "gemma3n-shallow").unwrap());
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&forge.build().bytes).unwrap();
+        let files = vec![std::fs::File::open(file.path()).unwrap()];
+        let model = Model::open(ModelId(1), "streams", files).unwrap();
+        let mut pages = Pages::of(&model, lock::now());
+        let tokens = [3, 3, 200];
+        let missing = pages.missing_rows(&model, &tokens);
+        let pieces = pages.pieces_of_rows(&model, &missing);
+        assert!(pages.missing_rows(&model, &tokens).is_empty(), "the same rows are not read again");
+        let tables: Vec<_> = tables(&model).collect();
+        assert_eq!(tables.len(), 2);
+        for (id, table, row) in tables {
+            for token in tokens {
+                let at = table.range().start + token as u64 * row;
+                let read = |byte: u64| {
+                    pieces
+                        .iter()
+                        .any(|piece| piece.tensor.name() == table.name() && piece.range.contains(&byte))
+                };
+                assert!(read(at) && read(at + row - 1), "row {token} of table {}", id.0);
+            }
+        }
+        assert!(pieces.iter().all(|piece| piece.range.end <= piece.tensor.range().end));
+    }
 }

@@ -32,4 +32,5 @@ mod rope;
 mod router;
 mod rows;
 mod sample;
+mod streams;
 mod wide;

@@ -106,11 +106,12 @@ fn a_gpu_computes_what_every_small_model_needs() {
 }
 
 #[test]
-fn threads_instructions_and_pauses_change_no_bit_of_latent_attention() {
+fn threads_instructions_and_pauses_change_no_bit_of_latent_attention_and_streams() {
     let ids: Vec<u32> = (0..86).map(|i| (i * 53 + 7) % 250 + 3).collect();
     let scratch = tempfile::tempdir().unwrap();
-    let latent = forge::newer_decoders().into_iter().filter(|(name, _)| name.starts_with("deepseek2"));
-    for (name, forge) in latent {
+    let such = |name: &str| name.starts_with("deepseek2") || name.starts_with("gemma3n");
+    let made = forge::newer_decoders().into_iter().filter(|(name, _)| such(name));
+    for (name, forge) in made {
         let path = scratch.path().join(name);
         fs::write(&path, forge.build().bytes).unwrap();
         // A prompt in one step, then tokens one at a time.

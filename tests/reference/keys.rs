@@ -41,6 +41,7 @@ const SHAPES: &[&str] = &[
     "block_count",
     "context_length",
     "embedding_length",
+    "embedding_length_per_layer_input",
     "feed_forward_length",
     "expert_count",
     "expert_feed_forward_length",
@@ -202,7 +203,7 @@ fn keys_with_values_that_change_nothing_are_let_through() {
             let other_values: &[&str] = match name {
                 "logit_scale" => &["granite", "granitehybrid", "granitemoe", "command-r", "cohere2"],
                 "attention.sliding_window" => {
-                    &["gemma2", "gemma3", "cohere2", "gpt-oss", "modern-bert", "gemma-embedding"]
+                    &["gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "modern-bert", "gemma-embedding"]
                 }
                 "expert_gating_func" => &["glm4moe", "lfm2moe", "minimax-m2", "nemotron_h_moe"],
                 "rope.dimension_sections" => &["qwen35", "qwen35moe"],
@@ -221,4 +222,51 @@ fn keys_with_values_that_change_nothing_are_let_through() {
         let error = plan(&unknown).unwrap_err();
         assert!(error.contains("attention.something_new = "), "{error}");
     }
+}
+
+/// A changed key of gemma3n must give another plan, or an error that says `why`.
+#[test]
+fn numbers_of_streams_and_shared_keys_are_read_or_refused() {
+    let (_, base) = forge::newer_decoders().into_iter().find(|(name, _)| *name == "gemma3n").unwrap();
+    let sound = plan(&base).unwrap();
+    let sparse = |first: f32, count| {
+        let each: Vec<f32> =
+            (0..count).map(|layer| if layer == 0 { first } else { f32::NEG_INFINITY }).collect();
+        Value::f32s(&each)
+    };
+    for (name, value, why) in [
+        ("altup.active_idx", Value::u32(1), "another active stream than the first"),
+        ("altup.num_inputs", Value::u32(9), "allowed: 2 to 8"),
+        ("altup.num_inputs", Value::u32(3), "altup_proj.weight"),
+        ("activation_sparsity_scale", sparse(1.0, 24), "one number for each layer"),
+        ("activation_sparsity_scale", sparse(f32::NAN, 25), "finite, or minus infinity"),
+        ("activation_sparsity_scale", sparse(f32::INFINITY, 25), "finite, or minus infinity"),
+        ("activation_sparsity_scale", Value::f32(1.0), "an array of real numbers"),
+        ("attention.shared_kv_layers", Value::u32(25), "allowed: 0 to 24"),
+        ("attention.shared_kv_layers", Value::f32(25.0), "allowed: 0 to 24"),
+        ("attention.shared_kv_layers", Value::f32(4.5), "a whole number"),
+        ("attention.shared_kv_layers", Value::f32(-1.0), "a whole number"),
+        ("feed_forward_length", Value::u32(1), "sparse gates of one value"),
+        // Layers 0 to 3 have windows, and layer 4 has none.
+        ("attention.shared_kv_layers", Value::u32(21), "keys and values of layer 4 shared"),
+    ] {
+        let error = plan(&base.clone().set(&format!("gemma3n.{name}"), value)).unwrap_err();
+        assert!(error.contains(why), "{name}: {error}");
+    }
+    for (name, value) in [
+        ("activation_sparsity_scale", sparse(f32::NEG_INFINITY, 25)),
+        ("activation_sparsity_scale", sparse(0.5, 25)),
+        ("attention.shared_kv_layers", Value::u32(20)),
+    ] {
+        let changed = plan(&base.clone().set(&format!("gemma3n.{name}"), value));
+        assert!(changed.is_ok_and(|changed| changed != sound), "{name} changes nothing");
+    }
+    let real = base.clone().set("gemma3n.attention.shared_kv_layers", Value::f32(5.0));
+    assert_eq!(plan(&real).as_ref(), Ok(&sound), "a real number, as early converters wrote it");
+    // Without these keys a file has the published models' values.
+    let keys = ["altup.num_inputs", "altup.active_idx", "embedding_length_per_layer_input"];
+    let bare = keys.iter().fold(base, |base, name| base.without(&format!("gemma3n.{name}")));
+    let shared = ["attention.shared_kv_layers", "activation_sparsity_scale", "final_logit_softcapping"];
+    let bare = shared.iter().fold(bare, |base, name| base.without(&format!("gemma3n.{name}")));
+    assert_eq!(plan(&bare).as_ref(), Ok(&sound));
 }

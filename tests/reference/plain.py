@@ -82,9 +82,7 @@ class Decoder:
         return x + self.feed_forward(at, self.norm(at + "ffn_norm", x))
 
     def attention(self, layer, at, x):
-        n, (q, k, v) = len(x), self.qkv(at, x)
-        q = self.rotate(layer, self.head_norm(at + "attn_q_norm", q))
-        k = self.rotate(layer, self.head_norm(at + "attn_k_norm", k))
+        n, (q, k, v) = len(x), self.turned(layer, at, x)
         k, v = (np.repeat(t, self.heads // self.kv_heads, 1) for t in (k, v))
         back = np.arange(n)[:, None] - np.arange(n)
         window = self.key("attention.sliding_window") if self.local(layer) else n
@@ -95,6 +93,12 @@ class Decoder:
             seen = (back >= 0) & (back < window)
         weights = self.weights(at, np.where(seen, scores, -np.inf))
         return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
+
+    def turned(self, layer, at, x):
+        """Queries, keys and values that attention uses."""
+        q, k, v = self.qkv(at, x)
+        q, k = self.head_norm(at + "attn_q_norm", q), self.head_norm(at + "attn_k_norm", k)
+        return self.rotate(layer, q), self.rotate(layer, k), v
 
     def falls(self, distance):
         """What scores fall with the distance of positions, [heads, queries, positions]."""
@@ -238,6 +242,71 @@ class Gemma2(Gemma3):
     def logits(self, x):
         cap = self.key("final_logit_softcapping", 30.0)
         return cap * np.tanh(x / cap)
+
+
+class Gemma3n(Gemma3):
+    """Four streams, of which each layer computes the first; see the paper on AltUp and the model's own code."""
+    pattern = 5
+
+    def attention_scale(self):
+        return 1.0
+
+    def logits(self, x):
+        cap = self.key("final_logit_softcapping", 30.0)
+        return cap * np.tanh(x / cap)
+
+    def rows(self, ids):
+        x = self.tensors["token_embd.weight"][ids] * self.width ** 0.5
+        width = self.tensors["per_layer_proj_norm.weight"].shape[0]
+        parts = (self.linear("per_layer_model_proj", x) / self.width ** 0.5).reshape(len(x), self.layers, width)
+        of_token = self.tensors["per_layer_token_embd.weight"][ids].reshape(parts.shape) * width ** 0.5
+        inputs = (self.norm("per_layer_proj_norm", parts) + of_token) / 2 ** 0.5
+        streams = np.stack([x] + [self.like(x, x @ m.T) for m in self.tensors["altup_proj.weight"]])
+        self.shared = {}
+        for layer in range(self.layers):
+            streams = self.streams(layer, f"blk.{layer}.", streams, inputs[:, layer])
+        others = zip(streams[1:], self.tensors["altup_unembd_proj.weight"])
+        return sum((self.like(streams[0], s @ m.T) for s, m in others), streams[0]) / len(streams)
+
+    @staticmethod
+    def like(one, other):
+        """`other` with the magnitude of `one`."""
+        one, size = (np.sqrt((x * x).sum(-1, keepdims=True)) for x in (one, other))
+        return other * one / size
+
+    def routed(self, at, x):
+        return np.tanh(self.linear(at + "altup_router", self.norm(at + "altup_router_norm", x) / self.width))
+
+    def streams(self, layer, at, streams, own):
+        n = len(streams)
+        mix = self.linear(at + "altup_predict_coef", self.routed(at, streams[0])).reshape(-1, n, n)
+        predicted = streams + np.einsum("tsi,ith->sth", mix, streams)
+        first = predicted[0]
+        y = self.norm(at + "attn_norm", first)
+        low = self.norm(at + "laurel_post_norm", self.linear(at + "laurel_r", self.linear(at + "laurel_l", y))) + y
+        x = (first + self.norm(at + "post_attention_norm", self.attention(layer, at, y)) + low) / 2 ** 0.5
+        self.layer = layer
+        x = x + self.norm(at + "post_ffw_norm", self.feed_forward(at, self.norm(at + "ffn_norm", x)))
+        amounts = 1 + self.linear(at + "altup_correct_coef", self.routed(at, x))
+        corrected = predicted + amounts.T[:, :, None] * (x - first)
+        gate = self.gelu(self.linear(at + "inp_gate", corrected[0] * self.tensors[at + "altup_correct_scale.weight"]))
+        corrected[1:] += self.norm(at + "post_norm", self.linear(at + "proj", gate * own))
+        return corrected
+
+    def activation(self, x):
+        """Of the gate, of which layers at the front keep only the largest values."""
+        scales = self.key("activation_sparsity_scale", [1.6448533535003662] * 10 + [-np.inf] * self.layers)
+        if np.isfinite(scales[self.layer]):
+            x = np.maximum(0, x - x.mean(-1, keepdims=True) - scales[self.layer] * x.std(-1, ddof=1, keepdims=True))
+        return self.gelu(x)
+
+    def turned(self, layer, at, x):
+        """Later layers see the last keys and values that a layer with a window, or without, made for itself."""
+        q, k, v = super().turned(layer, at, x)
+        if layer < self.layers - self.key("attention.shared_kv_layers", max(0, self.layers - 20)):
+            v = v / np.sqrt((v * v).mean(-1, keepdims=True) + self.epsilon)
+            self.shared[self.local(layer)] = k, v
+        return q, *self.shared[self.local(layer)]
 
 
 class Starcoder2(Decoder):
@@ -473,7 +542,7 @@ class JinaBertV3(NomicBert):
 
 ENCODERS = {"bert": Bert, "nomic-bert": NomicBert, "jina-bert-v2": JinaBertV2, "jina-bert-v3": JinaBertV3, "modern-bert": ModernBert,
             "gemma-embedding": GemmaEmbedding}
-KNOWN = {"gemma2": Gemma2, "gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
+KNOWN = {"gemma2": Gemma2, "gemma3": Gemma3, "gemma3n": Gemma3n, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
          "granite": Granite, "phi3": Phi3, "gpt-oss": GptOss}
 GELU = (Gemma3, Starcoder2)
 

@@ -227,7 +227,7 @@ impl Rig {
         }
     }
 
-    /// Waits until nothing runs, all pages are free or cached, and no user's request counts against its limit: the
+    /// Waits until nothing runs, all pages are free or cached, and no user's request counts against its limit. The
     /// engine's part of a request ends before the session's.
     #[track_caller]
     pub fn assert_idle(&self) {

@@ -100,6 +100,18 @@ pub enum RowOp {
     Open { gate: Place, value: Place },
     /// See [`Op::Scale`].
     Scale { by: f32, value: Place },
+    /// See [`Op::Slice`]; `from` has only the slice's columns.
+    Slice { from: Place, out: Place },
+    /// See [`Op::Multiply`].
+    Multiply { weight: TensorId, value: Place },
+    /// See [`Op::Rescale`].
+    Rescale { group: usize, eps: f32, like: Option<Place>, value: Place },
+    /// See [`Op::Sparsify`].
+    Sparsify { deviations: f32, value: Place },
+    /// See [`Op::MixStreams`].
+    MixStreams { amounts: Place, from: Place, out: Place },
+    /// See [`Op::AddToStreams`].
+    AddToStreams { from: Place, amounts: Option<Place>, first: usize, out: Place },
 }
 
 /// A stretch of operations that runs as one.
@@ -295,10 +307,17 @@ fn row_value(op: &Op) -> Option<ValueId> {
         | Op::JoinHeads { out, .. }
         | Op::Gate { out, .. }
         | Op::Activate { out, .. }
+        | Op::Slice { out, .. }
+        | Op::MixStreams { out, .. }
+        | Op::AddToStreams { out, .. }
         | Op::Add { out, .. } => Some(*out),
-        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Open { value, .. } | Op::Scale { value, .. } => {
-            Some(*value)
-        }
+        Op::Rope { value, .. }
+        | Op::Cap { value, .. }
+        | Op::Open { value, .. }
+        | Op::Multiply { value, .. }
+        | Op::Rescale { value, .. }
+        | Op::Sparsify { value, .. }
+        | Op::Scale { value, .. } => Some(*value),
         _ => None,
     }
 }
@@ -457,6 +476,23 @@ impl Maker<'_, '_> {
             Op::Cap { cap, value } => RowOp::Cap { cap, value: at(value) },
             Op::Open { gate, value } => RowOp::Open { gate: at(gate), value: at(value) },
             Op::Scale { by, value } => RowOp::Scale { by, value: at(value) },
+            Op::Slice { from, first, out } => {
+                let (from, out) = (at(from), at(out));
+                let from = Place { first: from.first + first as usize, width: out.width, ..from };
+                RowOp::Slice { from, out }
+            }
+            Op::Multiply { weight, value } => RowOp::Multiply { weight, value: at(value) },
+            Op::Rescale { group, eps, like, value } => {
+                RowOp::Rescale { group: group as usize, eps, like: like.map(at), value: at(value) }
+            }
+            Op::Sparsify { deviations, value } => RowOp::Sparsify { deviations, value: at(value) },
+            Op::MixStreams { amounts, from, out } => {
+                RowOp::MixStreams { amounts: at(amounts), from: at(from), out: at(out) }
+            }
+            Op::AddToStreams { from, amounts, first, out } => {
+                let (amounts, first) = (amounts.map(at), first as usize);
+                RowOp::AddToStreams { from: at(from), amounts, first, out: at(out) }
+            }
             _ => return None,
         })
     }

@@ -14,6 +14,17 @@ vectorize! {
 }
 
 vectorize! {
+    /// `1 / sqrt(mean(x^2) + eps)`. Sums as in [`rms_norm`].
+    pub fn inverse_root_mean_square = inverse_rms, (x: &[f32], eps: f32) -> f32
+}
+
+vectorize! {
+    /// `x[i] = max(0, x[i] - mean(x) - deviations * deviation(x))`, where the variance of n values is divided by n - 1. Sums as in
+    /// [`rms_norm`].
+    pub fn sparsify = sparsify_lanes, (x: &mut [f32], deviations: f32)
+}
+
+vectorize! {
     /// `out[i] = gelu(gate[i]) * up[i]`, by the tanh approximation. All three have one length.
     pub fn geglu = geglu_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
 }
@@ -198,6 +209,17 @@ fn rms_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut 
     let factor = inverse_rms(s, x, eps);
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
         *out = x * factor * w;
+    }
+}
+
+#[inline(always)]
+fn sparsify_lanes<S: Simd>(s: S, x: &mut [f32], deviations: f32) {
+    let mean = sum(s, x, &Same) / x.len() as f32;
+    let variance = sum(s, x, &SquareFrom(mean)) / (x.len() - 1) as f32;
+    let cut = mean + deviations * variance.sqrt();
+    for x in x {
+        // In this order a NaN stays one.
+        *x = if *x <= cut { 0.0 } else { *x - cut };
     }
 }
 

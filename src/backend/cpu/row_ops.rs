@@ -1,7 +1,11 @@
 //! Row-by-row operations: all run over a row, one after the other, while it is in the cache.
 
+mod streams;
+
+use std::ops::Range;
+
 use super::bind::{Place, RowOp};
-use super::compute::Compute;
+use super::compute::{Compute, append_values};
 use super::model::{InFlight, OpenModel};
 use super::norm;
 use super::rope::RopeTable;
@@ -20,6 +24,8 @@ struct Row<'a, 'b> {
 enum Beside<'a> {
     Norm(NormWeights),
     Rope(&'a RopeTable, RopeLayout),
+    /// Where a vector lies among the small weights.
+    Vector(Range<usize>),
     Nothing,
 }
 
@@ -50,6 +56,11 @@ pub fn run(
                 Some(table) => Beside::Rope(table, program.ropes()[rope.0 as usize].spec.layout),
                 None => return Err(BackendError::Internal("the rotary angles were not computed".into())),
             },
+            RowOp::Multiply { weight, .. } => {
+                let first = vectors.len();
+                append_values(&weights.tensor(*weight)?.tensor, vectors)?;
+                Beside::Vector(first..vectors.len())
+            }
             _ => Beside::Nothing,
         });
     }
@@ -89,12 +100,18 @@ pub fn run(
 /// Places that an operation reads and writes.
 fn places(op: &RowOp) -> impl Iterator<Item = Place> + use<> {
     let all = match *op {
-        RowOp::Norm { from, out, .. } | RowOp::Activate { from, out, .. } | RowOp::Add { from, out, .. } => {
-            [Some(from), Some(out), None]
-        }
-        RowOp::Rope { value, .. } | RowOp::Cap { value, .. } | RowOp::Scale { value, .. } => {
-            [Some(value), None, None]
-        }
+        RowOp::Norm { from, out, .. }
+        | RowOp::Activate { from, out, .. }
+        | RowOp::Add { from, out, .. }
+        | RowOp::Slice { from, out } => [Some(from), Some(out), None],
+        RowOp::Rope { value, .. }
+        | RowOp::Cap { value, .. }
+        | RowOp::Scale { value, .. }
+        | RowOp::Multiply { value, .. }
+        | RowOp::Sparsify { value, .. } => [Some(value), None, None],
+        RowOp::Rescale { like, value, .. } => [like, Some(value), None],
+        RowOp::MixStreams { amounts, from, out } => [Some(amounts), Some(from), Some(out)],
+        RowOp::AddToStreams { from, amounts, out, .. } => [Some(from), amounts, Some(out)],
         RowOp::Open { gate, value } => [Some(gate), Some(value), None],
         RowOp::Join { parts: [(first, _), (second, _)], out } => [Some(first), Some(second), Some(out)],
         RowOp::Gate { gate, up, out, .. } => [Some(gate), Some(up), Some(out)],
@@ -174,7 +191,34 @@ fn run_op(
             row.value(*value).iter_mut().for_each(|x| *x *= open);
         }
         (RowOp::Scale { by, value }, _) => row.value(*value).iter_mut().for_each(|x| *x *= by),
-        (RowOp::Norm { .. } | RowOp::Rope { .. }, _) => {}
+        (RowOp::Slice { from, out }, _) => {
+            copy.extend_from_slice(row.value(*from));
+            row.value(*out).copy_from_slice(copy);
+        }
+        (RowOp::Multiply { value, .. }, Beside::Vector(weight)) => {
+            let weight = &vectors[weight.clone()];
+            row.value(*value).iter_mut().zip(weight).for_each(|(x, weight)| *x *= weight);
+        }
+        (RowOp::Rescale { group, eps, like, value }, _) => {
+            let root = like.map_or(1.0, |like| streams::root_mean_square(level, row.value(like)));
+            row.value(*value).chunks_exact_mut(*group).for_each(|x| streams::rescale(level, x, root, *eps));
+        }
+        (RowOp::Sparsify { deviations, value }, _) => norm::sparsify(level, row.value(*value), *deviations),
+        (RowOp::MixStreams { amounts, from, out }, _) => {
+            copy.extend_from_slice(row.value(*amounts));
+            copy.extend_from_slice(row.value(*from));
+            let (amounts, from) = copy.split_at(amounts.width);
+            streams::mix(amounts, from, row.value(*out));
+        }
+        (RowOp::AddToStreams { from, amounts, first, out }, _) => {
+            copy.extend_from_slice(row.value(*from));
+            if let Some(amounts) = amounts {
+                copy.extend_from_slice(row.value(*amounts));
+            }
+            let (from, amounts) = copy.split_at(from.width);
+            streams::add(from, amounts, *first, row.value(*out));
+        }
+        (RowOp::Norm { .. } | RowOp::Rope { .. } | RowOp::Multiply { .. }, _) => {}
     }
 }
 

@@ -20,7 +20,11 @@ const WINDOW: u32 = 4096;
 const LAYERS_27B: usize = 46;
 
 /// A cap; `default` in files that state none, as early ones. 0 means no cap.
-fn cap(metadata: &Metadata<'_>, name: &'static str, default: f32) -> Result<Option<f32>, PlanError> {
+pub(super) fn cap(
+    metadata: &Metadata<'_>,
+    name: &'static str,
+    default: f32,
+) -> Result<Option<f32>, PlanError> {
     let value = metadata.float_if_there(name)?.unwrap_or(default);
     if value < 0.0 {
         return Err(PlanError::Float { key: metadata.key(name), value, want: "at least 0" });

@@ -4,7 +4,7 @@
 use super::sizes::{Sizes, norm};
 use super::window::{Ropes, window};
 use super::writer::{Attention, Presence, Writer};
-use super::{Encoded, Written, bert, experts, rope};
+use super::{Encoded, Written, bert, experts, gemma2, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{NormKind, RopeLayout, ValueId};
 
@@ -17,12 +17,7 @@ const LAYERS_27B: usize = 62;
 pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let heads = sizes.heads;
-    // 0 means no cap.
-    let cap = w.metadata.float_if_there("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
-    if let Some(value) = cap.filter(|cap| *cap < 0.0) {
-        let key = w.metadata.key("final_logit_softcapping");
-        return Err(PlanError::Float { key, value, want: "at least 0" });
-    }
+    let cap = gemma2::cap(&w.metadata, "final_logit_softcapping", 0.0)?;
     let scale = match sizes.layers {
         LAYERS_27B => 1.0 / ((sizes.hidden / heads.queries) as f32).sqrt(),
         _ => heads.scale(),

@@ -78,6 +78,23 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// As [`Metadata::count_if_there`]; a real number without a fraction counts too.
+    pub fn whole_if_there(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<usize>, PlanError> {
+        let key = self.key(name);
+        let (Some(value), (min, max)) = (self.gguf.float(&key), range.clone().into_inner()) else {
+            return self.count_if_there(name, range);
+        };
+        self.get(&key);
+        if value.fract() != 0.0 || !(0.0..=1e9).contains(&value) {
+            return Err(PlanError::Float { key, value, want: "a whole number, at least 0" });
+        }
+        let count = value as u64;
+        if !(min..=max).contains(&count) {
+            return Err(PlanError::Range { key, value: count, min, max });
+        }
+        Ok(Some(count as usize))
+    }
+
     /// As [`Metadata::count_if_there`]; layers with 0 in an array have none.
     pub fn count_beside_0(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<usize>, PlanError> {
         let key = self.key(name);
@@ -129,6 +146,16 @@ impl<'a> Metadata<'a> {
         }
         let texts = self.gguf.strings(&key).map(|texts| texts.iter().collect());
         texts.map(Some).ok_or(PlanError::Key { key, want: "an array of strings" })
+    }
+
+    /// An optional array of real numbers, of which some may not be finite.
+    pub fn floats_if_there(&self, name: &str) -> Result<Option<Vec<f32>>, PlanError> {
+        let key = self.key(name);
+        match self.get(&key) {
+            None => Ok(None),
+            Some(Value::Array(Array::F32(numbers))) => Ok(Some(numbers.clone())),
+            Some(_) => Err(PlanError::Key { key, want: "an array of real numbers" }),
+        }
     }
 
     /// An optional finite real number.

@@ -12,6 +12,7 @@ mod experts;
 mod falcon_h1;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -85,6 +86,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "falcon-h1", write: falcon_h1::write },
     Architecture { name: "gemma2", write: gemma2::write },
     Architecture { name: "gemma3", write: gemma3::write },
+    Architecture { name: "gemma3n", write: gemma3n::write },
     Architecture { name: "glm4", write: glm4::write },
     Architecture { name: "glm4moe", write: glm4moe::write },
     Architecture { name: "gpt-oss", write: gpt_oss::write },

@@ -5,7 +5,9 @@
 
 mod encoders;
 mod experts;
+mod head;
 mod recurrent;
+mod streams;
 
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use crate::model::files::ModelFiles;
 use crate::model::plan::{ExecutionPlan, PlanError, Shape};
 use crate::program::{
     Activation, Builder, HeadPart, NormKind, Op, Output, PartKind, Residence, RopeId, RopeSpec, State,
-    TableRow, TensorId, ValueId,
+    StateId, TableRow, TensorId, ValueId,
 };
 use crate::tensor::LazyTensor;
 
@@ -178,6 +180,11 @@ impl<'a> Writer<'a> {
     /// Allows tensors of block `index` that are never read.
     pub fn unused_layer(&mut self, index: usize) {
         self.tensors.unused_prefix(&format!("blk.{index}."));
+    }
+
+    /// Allows the layer's tensors `STEM*`, which are never read.
+    pub fn unused(&mut self, stem: &str) {
+        self.tensors.unused_prefix(&self.name(stem));
     }
 
     /// True when the part has the tensor.
@@ -356,7 +363,7 @@ impl<'a> Writer<'a> {
     ) -> ValueId {
         let want = Want::Matrices { count: heads, rows, cols: part.width as usize };
         let weight = self.required(role, &format!("{stem}.weight"), want);
-        let out = self.program.value(heads * rows);
+        let out = self.program.value_beside(from, heads * rows);
         self.program.push(Op::ProjectHeads { weight, from, part, out });
         out
     }
@@ -398,10 +405,13 @@ impl<'a> Writer<'a> {
 
     /// Rotates queries by the first embedding and keys by the second.
     pub fn rotate(&mut self, heads: Heads, ropes: [RopeId; 2], Qkv { q, k, .. }: Qkv) {
+        ropes.into_iter().zip([q, k]).for_each(|(rope, value)| self.rotate_value(heads, rope, value));
+    }
+
+    /// Rotates queries or keys.
+    pub fn rotate_value(&mut self, heads: Heads, rope: RopeId, value: ValueId) {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
-        for (rope, value) in ropes.into_iter().zip([q, k]) {
-            self.program.push(Op::Rope { rope, head_dim, value });
-        }
+        self.program.push(Op::Rope { rope, head_dim, value });
     }
 
     /// As [`Writer::attend`], with queries and keys that were rotated before.
@@ -410,13 +420,24 @@ impl<'a> Writer<'a> {
     }
 
     /// As [`Writer::attend_rotated`], with all attributes.
-    pub fn store_and_attend(&mut self, heads: Heads, Qkv { q, k, v }: Qkv, how: Attention) -> ValueId {
+    pub fn store_and_attend(&mut self, heads: Heads, qkv: Qkv, how: Attention) -> ValueId {
+        let state = self.store(heads, qkv.k, qkv.v);
+        self.attend_to(state, qkv.q, how)
+    }
+
+    /// Stores keys and values in a state of their own.
+    pub fn store(&mut self, heads: Heads, keys: ValueId, values: ValueId) -> StateId {
         let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
         let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
-        self.program.push(Op::Store { state, keys: k, values: v });
-        let out = self.program.value(heads.query_width());
+        self.program.push(Op::Store { state, keys, values });
+        state
+    }
+
+    /// Attends to keys and values that this layer or an earlier one stores. Returns the output of each query head.
+    pub fn attend_to(&mut self, state: StateId, queries: ValueId, how: Attention) -> ValueId {
+        let out = self.program.value(self.program.width(queries));
         let Attention { scale, window, both_ways, cap, alibi, sinks } = how;
-        self.program.push(Op::Attend { state, queries: q, scale, window, both_ways, cap, alibi, sinks, out });
+        self.program.push(Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, out });
         out
     }
 
@@ -486,40 +507,6 @@ impl<'a> Writer<'a> {
         let normed = self.norm("feed-forward norm", "ffn_norm", norm, x);
         let gated = self.gated(normed, ffn, Activation::Silu, bias);
         self.add_projection("feed-forward down", "ffn_down", gated, x, bias);
-    }
-
-    /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no
-    /// output matrix.
-    pub fn head(&mut self, norm: Norm, x: ValueId) -> ValueId {
-        self.head_with(norm, x, Presence::Optional, Presence::Never)
-    }
-
-    /// As [`Writer::head`], where files call the norm `STEM`.
-    pub fn head_after(&mut self, stem: &str, norm: Norm, x: ValueId) -> ValueId {
-        self.head_of(stem, norm, x, [Presence::Optional, Presence::Never])
-    }
-
-    /// As [`Writer::head`]; `output` and `bias` say whether files have the matrix and the bias.
-    pub fn head_with(&mut self, norm: Norm, x: ValueId, output: Presence, bias: Presence) -> ValueId {
-        self.head_of("output_norm", norm, x, [output, bias])
-    }
-
-    fn head_of(&mut self, stem: &str, norm: Norm, x: ValueId, [output, bias]: [Presence; 2]) -> ValueId {
-        self.program.part(PartKind::Head);
-        self.prefix.clear();
-        let hidden = self.program.width(x);
-        let (last, normed) = (self.program.wanted_value(hidden), self.program.wanted_value(hidden));
-        self.program.push(Op::Take { from: x, out: last });
-        let op = self.norm_op("output norm", stem, norm, hidden, last, normed);
-        self.program.push(op);
-        let want = Want::Matrix { rows: self.vocab, cols: hidden };
-        let output = self.tensors.present("output", "output.weight", want, output);
-        let output = output.or_else(|| self.embedding.clone());
-        let weight = self.put(output, Residence::Device);
-        let bias = self.present("output bias", "output.bias", Want::Vector(self.vocab), bias);
-        let logits = self.program.wanted_value(self.vocab);
-        self.program.push(Op::Project { weight, bias, from: normed, out: logits, add: false });
-        logits
     }
 
     /// `value *= 1 / (1 + e^-gate)`, where the projection `STEM.weight` of `from` gives one `gate` for each row.

@@ -11,6 +11,7 @@ pub mod objects;
 pub mod ops;
 pub mod probe;
 pub mod recurrent;
+pub mod streams;
 pub mod thresholds;
 pub mod types;
 
@@ -139,7 +140,14 @@ pub struct Declaration {
 
 /// Every kernel that a code object must have, if its device has what the kernel needs.
 pub fn declared() -> impl Iterator<Item = Declaration> {
-    let others = [experts::DECLARED, heads::DECLARED, ops::DECLARED, probe::DECLARED, recurrent::DECLARED];
+    let others = [
+        experts::DECLARED,
+        heads::DECLARED,
+        ops::DECLARED,
+        probe::DECLARED,
+        recurrent::DECLARED,
+        streams::DECLARED,
+    ];
     let all = matmul::DECLARED.iter().chain(others.into_iter().flatten());
     all.copied().chain(types::declared())
 }

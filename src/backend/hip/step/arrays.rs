@@ -211,9 +211,9 @@ impl Arrays {
         Arc::as_ptr(&self.words).addr()
     }
 
-    /// Writes the embedding bytes of a row.
-    pub fn set_embedding(&self, row: usize, bytes: &[u8]) {
-        let at = self.layout.embedding_at() + row * self.layout.embedding_bytes / 4;
+    /// Writes embedding bytes of a row, from its byte `first` on, a multiple of 4.
+    pub fn set_embedding(&self, row: usize, first: usize, bytes: &[u8]) {
+        let at = self.layout.embedding_at() + (row * self.layout.embedding_bytes + first) / 4;
         let (words, rest) = bytes.as_chunks::<4>();
         let mut last = [0; 4];
         rest.iter().zip(&mut last).for_each(|(from, to)| *to = *from);

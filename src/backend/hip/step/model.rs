@@ -161,7 +161,7 @@ impl OpenModel {
         let (queries, group) = (self.bound.tile_queries, self.bound.group_max);
         let (alone, tiles) =
             if many { run::tiles(queries, group, batch, around) } else { (rows, Vec::new()) };
-        let row_bytes = self.bound.table.as_ref().map_or(0, |rows| rows.row_bytes);
+        let row_bytes = self.bound.tables.last().map_or(0, |last| last.first + last.row_bytes);
         let mut layout = Layout {
             rows,
             logits: batch.logits_rows.len(),
@@ -311,7 +311,7 @@ impl OpenModel {
         addresses.enter(bound, weights, generation);
         let lacks = addresses.lacks_any() && !self.step.unchecked;
         if part == FIRST_PART && self.step.unit == 0 {
-            self.take_embeddings()?;
+            self.bound.tables.iter().try_for_each(|tables| self.take_embeddings(tables))?;
         }
         if lacks {
             // The remaining units depend on the choice of experts, so the step is launched directly from here on.
@@ -320,9 +320,9 @@ impl OpenModel {
         Ok(())
     }
 
-    /// Copies the embedding rows of the step's tokens from the file, or their sums with rows of other tables.
-    fn take_embeddings(&self) -> Result<(), BackendError> {
-        let Some(TableRows { table, row_bytes, scale, added }) = &self.bound.table else { return Ok(()) };
+    /// Copies the rows of the step's tokens from each embedding table of the file, or their sums with rows of other tables.
+    fn take_embeddings(&self, tables: &TableRows) -> Result<(), BackendError> {
+        let TableRows { table, row_bytes, first, scale, added } = tables;
         let row_of = |table: TensorId, row: usize| {
             let missing =
                 || BackendError::Batch("a token or a position is past the end of the model's table");
@@ -335,7 +335,7 @@ impl OpenModel {
         for (row, (&id, &position)) in self.step.token_ids.iter().zip(&self.step.row_positions).enumerate() {
             let (dtype, bytes) = row_of(*table, id as usize)?;
             if added.is_empty() {
-                self.arrays.set_embedding(row, bytes);
+                self.arrays.set_embedding(row, *first, bytes);
                 continue;
             }
             decode(dtype, bytes, &mut sum)?;
@@ -347,7 +347,7 @@ impl OpenModel {
                 sum.iter_mut().zip(&more).for_each(|(x, more)| *x += more);
             }
             let bytes: Vec<u8> = sum.iter().flat_map(|x| x.to_ne_bytes()).collect();
-            self.arrays.set_embedding(row, &bytes);
+            self.arrays.set_embedding(row, *first, &bytes);
         }
         Ok(())
     }

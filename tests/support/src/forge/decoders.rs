@@ -14,6 +14,7 @@ mod ernie4_5;
 mod exaone4;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod glm4;
 mod gpt_oss;
 mod granite;
@@ -69,6 +70,7 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
         lfm2::decoders(),
         mamba2::decoders(),
         qwen3next::decoders(),
+        gemma3n::decoders(),
     ]
     .concat()
 }

@@ -31,8 +31,8 @@ const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.ggu
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Shape of the model: Llama's 1B, 8B and 70B, Qwen3's 30B-A3B with 128 experts, or small ones of the same
-    /// structure
+    /// Shape of the model: Llama's 1B, 8B and 70B, Qwen3's 30B-A3B, Qwen3.5's 4B, Gemma 3n's E2B, or small ones of the
+    /// same structure
     #[arg(value_name = "SHAPE", ignore_case = true, value_parser = shapes())]
     shape: Shape,
     /// Types of its tensors
@@ -55,6 +55,10 @@ fn shapes() -> impl TypedValueParser<Value = Shape> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let Args { mixture, file, .. } = args;
+    if args.silent_layers > 0 && !args.shape.may_be_silent() {
+        let why = format!("each layer of {} changes all of its streams", args.shape.name);
+        return Err(Error::Unavailable { what: "--silent-layers", why });
+    }
     let shape = &args.shape.with_silent(args.silent_layers);
     let name = format!("{} {}", shape.name, mixture.name());
     let mut progress = Progress::new(&name, bytes(shape, *mixture));
@@ -176,7 +180,9 @@ mod unit {
     fn a_written_file_is_a_model_of_that_shape_and_runs() {
         for mixture in [Mixture::Q4KM, Mixture::Q8, Mixture::F16] {
             let recurrent = shape("tiny-recurrent");
-            for (shape, experts) in [(TINY, None), (recurrent, None), (shape("tiny-experts"), Some((8, 2)))] {
+            let streams = shape("tiny-streams");
+            let experts = (shape("tiny-experts"), Some((8, 2)));
+            for (shape, experts) in [(TINY, None), (recurrent, None), (streams, None), experts] {
                 let dir = tempfile::tempdir().expect("a folder");
                 let path = dir.path().join("model.gguf");
                 let mut written = 0;

@@ -24,6 +24,7 @@ pub struct Shape {
     has_head_norms: bool,
     experts: Option<Experts>,
     delta: Option<Delta>,
+    streams: Option<Streams>,
     /// So many layers more that change nothing: the same answers at a higher price.
     silent: u64,
 }
@@ -32,6 +33,11 @@ impl Shape {
     /// The same with so many layers more that change nothing.
     pub fn with_silent(self, silent: u64) -> Self {
         Self { silent, ..self }
+    }
+
+    /// Whether a layer can change nothing.
+    pub fn may_be_silent(&self) -> bool {
+        self.streams.is_none()
     }
 }
 
@@ -57,6 +63,16 @@ impl Delta {
     }
 }
 
+/// Residual streams beside each other, and an input of each layer from the token (Gemma 3n).
+#[derive(Clone, Copy, Debug)]
+struct Streams {
+    count: u64,
+    /// Width of each layer's own input.
+    input: u64,
+    /// Rank of the path beside attention.
+    rank: u64,
+}
+
 /// Expert layers.
 #[derive(Clone, Copy, Debug)]
 struct Experts {
@@ -80,6 +96,7 @@ pub const LARGE: Shape = Shape {
     has_head_norms: false,
     experts: None,
     delta: None,
+    streams: None,
     silent: 0,
 };
 
@@ -104,6 +121,7 @@ const EXPERTS: Shape = Shape {
     has_head_norms: true,
     experts: Some(Experts { count: 128, used: 8, ffn: 768 }),
     delta: None,
+    streams: None,
     silent: 0,
 };
 
@@ -122,6 +140,26 @@ const RECURRENT: Shape = Shape {
     has_head_norms: true,
     experts: None,
     delta: Some(Delta { interval: 4, taps: 4, keys: 16, values: 32, dim: 128 }),
+    streams: None,
+    silent: 0,
+};
+
+/// Gemma 3n E2B: four streams. The last ten layers share keys and values.
+const STREAMS: Shape = Shape {
+    name: "E2B",
+    architecture: "gemma3n",
+    hidden: 2048,
+    layers: 30,
+    heads: 8,
+    kv_heads: 2,
+    head: 256,
+    ffn: 8192,
+    vocab: 262_144,
+    rope_base: 1e6,
+    has_head_norms: true,
+    experts: None,
+    delta: None,
+    streams: Some(Streams { count: 4, input: 256, rank: 64 }),
     silent: 0,
 };
 
@@ -163,9 +201,18 @@ const TINY_RECURRENT: Shape = Shape {
     ..TINY
 };
 
+/// As [`TINY`], with streams.
+const TINY_STREAMS: Shape = Shape {
+    name: "tiny-streams",
+    architecture: "gemma3n",
+    has_head_norms: true,
+    streams: Some(Streams { count: 4, input: 256, rank: 64 }),
+    ..TINY
+};
+
 /// All shapes.
-pub const SHAPES: [Shape; 8] =
-    [TINY, TINY_EXPERTS, TINY_RECURRENT, SMALL, RECURRENT, LARGE, EXPERTS, LARGEST];
+pub const SHAPES: [Shape; 10] =
+    [TINY, TINY_EXPERTS, TINY_RECURRENT, TINY_STREAMS, SMALL, STREAMS, RECURRENT, LARGE, EXPERTS, LARGEST];
 
 /// Types of a file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -252,6 +299,16 @@ pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
         tensor("output_norm.weight", &[hidden], DType::F32),
         tensor("output.weight", &[hidden, vocab], finer),
     ];
+    if let Some(Streams { count, input, .. }) = shape.streams {
+        let inputs = input * (layers + shape.silent);
+        all.extend([
+            tensor("per_layer_token_embd.weight", &[inputs, vocab], most),
+            tensor("per_layer_model_proj.weight", &[hidden, inputs], DType::F16),
+            tensor("per_layer_proj_norm.weight", &[input], DType::F32),
+            tensor("altup_proj.weight", &[hidden, hidden, count - 1], DType::F16),
+            tensor("altup_unembd_proj.weight", &[hidden, hidden, count - 1], DType::F16),
+        ]);
+    }
     for layer in 0..layers + shape.silent {
         // As llama.cpp: finer types in the first eighth, the last eighth, and every third layer between.
         let is_finer = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
@@ -291,6 +348,27 @@ fn roles(shape: &Shape, layer: u64, most: DType, some: DType) -> Vec<Role> {
             ("ffn_down_exps", vec![ffn, hidden, count], some),
         ]),
     }
+    if let Some(streams) = shape.streams {
+        rows.extend(stream_roles(hidden, streams, most));
+    }
+    rows
+}
+
+fn stream_roles(hidden: u64, Streams { count, input, rank }: Streams, most: DType) -> Vec<Role> {
+    let vector = |role| (role, vec![hidden], DType::F32);
+    let norms = ["post_attention_norm", "post_ffw_norm", "laurel_post_norm", "post_norm"];
+    let mut rows: Vec<Role> =
+        norms.into_iter().chain(["altup_router_norm", "altup_correct_scale"]).map(vector).collect();
+    rows.extend([
+        ("laurel_l", vec![hidden, rank], most),
+        // Too short for blocks of 256.
+        ("laurel_r", vec![rank, hidden], DType::Q8_0),
+        ("inp_gate", vec![hidden, input], most),
+        ("proj", vec![input, hidden], most),
+        ("altup_router", vec![hidden, count], DType::F32),
+        ("altup_predict_coef", vec![count, count * count], DType::F32),
+        ("altup_correct_coef", vec![count, count], DType::F32),
+    ]);
     rows
 }
 
@@ -353,6 +431,15 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
             ("ssm.group_count", delta.keys),
         ]
     });
+    // As in the published models: 1 of 5 layers has no window, and the last ten store no keys and values.
+    let streams = shape.streams.iter().flat_map(|streams| {
+        [
+            ("altup.num_inputs", streams.count),
+            ("altup.active_idx", 0),
+            ("embedding_length_per_layer_input", streams.input),
+            ("attention.sliding_window", 512),
+        ]
+    });
     // Recurrent models turn a quarter of each head.
     let turned = if shape.delta.is_some() { shape.head / 4 } else { shape.head };
     let numbers = [
@@ -368,7 +455,7 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
         ("vocab_size", shape.vocab),
     ];
     let key = |name: &str| format!("{}.{name}", shape.architecture);
-    for (name, value) in numbers.into_iter().chain(experts).chain(delta) {
+    for (name, value) in numbers.into_iter().chain(experts).chain(delta).chain(streams) {
         forge = forge.set(&key(name), Value::u32(value as u32));
     }
     if shape.delta.is_some() {

@@ -44,7 +44,14 @@ impl Lower<'_> {
             match *place.op {
                 Op::Project { add: false, .. } => return Some(version),
                 Op::Norm { add: false, from, out, .. } if from != out => return Some(version),
-                Op::Project { .. } | Op::Norm { .. } | Op::Add { .. } | Op::Cap { .. } | Op::Scale { .. } => {
+                Op::Project { .. }
+                | Op::Norm { .. }
+                | Op::Add { .. }
+                | Op::Cap { .. }
+                | Op::Rescale { .. }
+                | Op::Multiply { .. }
+                | Op::Sparsify { .. }
+                | Op::Scale { .. } => {
                     version = self.uses.versions.get(version)?.before?;
                 }
                 _ => return None,

@@ -13,6 +13,7 @@ mod neighbours;
 mod ops;
 mod planes;
 mod recurrent;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -23,6 +24,7 @@ pub use limits::is_wide;
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use recurrent::{Convolve, DeltaRule, SelectiveScan, Taps};
+pub use streams::{AddToStreams, MixStreams, Multiply, Rescale, Sparsify};
 pub use unit::*;
 
 use super::Modes;
@@ -46,8 +48,8 @@ pub struct Bound {
     pub kv: KvLayout,
     /// Layout of a sequence's recurrent states.
     pub states: StateLayout,
-    /// The rows that the step's tokens begin with.
-    pub table: Option<TableRows>,
+    /// The rows that the step's tokens begin with, of each table.
+    pub tables: Vec<TableRows>,
     /// Some attention sees later tokens too.
     pub both_ways: bool,
     /// Some attention sees later tokens within a window: only tiles of rows compute that.

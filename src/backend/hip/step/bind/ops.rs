@@ -56,9 +56,15 @@ impl Lower<'_> {
                 let from = self.float(self.read(number, from)?)?;
                 self.add(number, Some(from), scale)
             }
-            Op::Cap { cap, .. } => self.cap(number, cap),
-            Op::Open { gate, .. } => self.open(number, gate),
+            Op::Cap { cap, value } => self.cap(number, cap, value),
+            Op::Open { gate, value } => self.open(number, gate, value),
             Op::Scale { by, .. } => self.add(number, None, by),
+            Op::Slice { .. }
+            | Op::Multiply { .. }
+            | Op::Rescale { .. }
+            | Op::Sparsify { .. }
+            | Op::MixStreams { .. }
+            | Op::AddToStreams { .. } => self.streams(number, op),
             Op::Convolve { .. } | Op::SelectiveScan { .. } | Op::DeltaRule { .. } => {
                 self.recurrent(number, op)
             }
@@ -68,38 +74,44 @@ impl Lower<'_> {
     fn embed(&mut self, number: usize, table: TensorId, scale: f32) -> Result<(), BackendError> {
         let tensor = limits::tensor(self.program, table)?;
         limits::table(tensor)?;
-        if self.table.is_some() || self.parts.len() > 1 {
-            return Err(limits::operation("more than one embedding table"));
+        if self.parts.len() > 1 {
+            return Err(limits::operation("an embedding table after the first part"));
         }
         let dtype = tensor.dtype();
         let row_bytes = dtype.row_bytes(tensor.shape().cols()).and_then(|bytes| usize::try_from(bytes).ok());
         let row_bytes = row_bytes.ok_or(BackendError::Dims(
             "a row of the embedding table is not a whole number of quant blocks",
         ))?;
-        self.table = Some(TableRows { table, row_bytes, scale: 1.0, added: Vec::new() });
+        let first = self.tables.last().map_or(0, |last| (last.first + last.row_bytes).next_multiple_of(16));
+        self.tables.push(TableRows { table, row_bytes, first, scale: 1.0, added: Vec::new() });
+        let first = u32::try_from(first).map_err(|_| BackendError::Dims("rows of tables exceed 4 GiB"))?;
         let wrote = self.wrote(number)?;
         let value = self.value(self.version(wrote)?.value)?;
         if value.rows != Rows::All {
             return Err(limits::operation("embeddings of only the rows with logits"));
         }
         if let Some(out) = self.fresh(wrote, true)?.float {
-            self.emit(Work::Embed(Embed { dtype, cols: value.width, scale, out }), Rows::All);
+            self.emit(Work::Embed(Embed { dtype, cols: value.width, scale, first, out }), Rows::All);
         }
         self.convert(wrote)
     }
 
     /// Adds a row of a table to the embeddings, which the host then sums up and sends in f32.
     fn add_row(&mut self, number: usize, table: TensorId, row: TableRow) -> Result<(), BackendError> {
+        let wrote = self.wrote(number)?;
+        let before = self.version(wrote)?.before.map(|before| self.float(before)).transpose()?;
         let last = self.parts.last_mut().and_then(|part| part.units.last_mut());
-        let (Some(Unit { work: Work::Embed(embed), .. }), Some(rows)) = (last, &mut self.table) else {
+        let (Some(Unit { work: Work::Embed(embed), .. }), Some(rows)) = (last, self.tables.last_mut()) else {
             return Err(limits::operation("rows of a table added to anything but embeddings"));
         };
+        if before != Some(embed.out) {
+            return Err(limits::operation("rows of a table added to anything but the last embeddings"));
+        }
         rows.added.push((table, row));
         rows.row_bytes = embed.cols as usize * size_of::<f32>();
         if embed.dtype != DType::F32 || embed.scale != 1.0 {
             (rows.scale, embed.scale, embed.dtype) = (embed.scale, 1.0, DType::F32);
         }
-        let wrote = self.wrote(number)?;
         self.updated(wrote)?;
         self.convert(wrote)
     }
@@ -487,24 +499,16 @@ impl Lower<'_> {
     }
 
     /// `value *= sigmoid(gate)`.
-    fn open(&mut self, number: usize, gate: ValueId) -> Result<(), BackendError> {
+    fn open(&mut self, number: usize, gate: ValueId, value: ValueId) -> Result<(), BackendError> {
         let gate = self.float(self.read(number, gate)?)?;
-        let wrote = self.wrote(number)?;
-        let value = self.value(self.version(wrote)?.value)?;
-        if let Some(rows) = self.updated(wrote)?.float {
-            self.emit(Work::Open(Open { gate, rows, cols: value.width }), value.rows);
-        }
-        self.convert(wrote)
+        let cols = self.value(value)?.width;
+        self.in_place(number, |rows| Work::Open(Open { gate, rows, cols }))
     }
 
     /// `value = cap * tanh(value / cap)`.
-    fn cap(&mut self, number: usize, cap: f32) -> Result<(), BackendError> {
-        let wrote = self.wrote(number)?;
-        let value = self.value(self.version(wrote)?.value)?;
-        if let Some(rows) = self.updated(wrote)?.float {
-            self.emit(Work::Cap(Cap { rows, cap, cols: value.width }), value.rows);
-        }
-        self.convert(wrote)
+    fn cap(&mut self, number: usize, cap: f32, value: ValueId) -> Result<(), BackendError> {
+        let cols = self.value(value)?.width;
+        self.in_place(number, |rows| Work::Cap(Cap { rows, cap, cols }))
     }
 }
 

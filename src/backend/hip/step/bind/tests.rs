@@ -1,6 +1,7 @@
 //! Binding of programs, without a device.
 
 mod recurrent;
+mod streams;
 
 use std::sync::Arc;
 
@@ -199,6 +200,11 @@ fn names(part: &BoundPart) -> Vec<&'static str> {
         Work::Convolve(_) => "convolve",
         Work::SelectiveScan(_) => "selective scan",
         Work::DeltaRule(_) => "delta rule",
+        Work::Multiply(_) => "multiply",
+        Work::Rescale(_) => "rescale",
+        Work::Sparsify(_) => "sparsify",
+        Work::MixStreams(_) => "mix streams",
+        Work::AddToStreams(_) => "add to streams",
     };
     part.units.iter().map(name).collect()
 }

@@ -3,6 +3,7 @@
 use super::forms::Wanted;
 use super::planes::PlaneId;
 use super::recurrent::{Convolve, DeltaRule, SelectiveScan};
+use super::streams::{AddToStreams, MixStreams, Multiply, Rescale, Sparsify};
 use crate::program::{
     Activation, ExpertGroups, ExpertRange, Gating, RopeId, RopeLayout, Rows, TableRow, TensorId,
 };
@@ -119,6 +120,16 @@ pub enum Work {
     SelectiveScan(SelectiveScan),
     /// The gated delta rule.
     DeltaRule(DeltaRule),
+    /// Products with a vector.
+    Multiply(Multiply),
+    /// Sizes of rows.
+    Rescale(Rescale),
+    /// The largest values of rows.
+    Sparsify(Sparsify),
+    /// Weighted sums of streams.
+    MixStreams(MixStreams),
+    /// Sums of rows and each stream.
+    AddToStreams(AddToStreams),
 }
 
 /// `out = scale * rows of the table`.
@@ -130,6 +141,8 @@ pub struct Embed {
     pub cols: u32,
     /// Factor of the rows.
     pub scale: f32,
+    /// Byte of a row's tables where this one begins.
+    pub first: u32,
     /// Rows to write.
     pub out: View,
 }
@@ -141,6 +154,8 @@ pub struct TableRows {
     pub table: TensorId,
     /// Bytes that are sent for a row: as in the file, or f32 if rows of other tables are added.
     pub row_bytes: usize,
+    /// The first of them in the row's bytes of all tables, a multiple of 16.
+    pub first: usize,
     /// Factor of the table's rows before others are added.
     pub scale: f32,
     /// Tables of which a row is added, in this order.
@@ -557,6 +572,11 @@ impl Work {
             Self::DeltaRule(DeltaRule { from, decay, amount, out, .. }) => {
                 of(&[], &[Some(*from), Some(*decay), Some(*amount), Some(*out)], &[])
             }
+            Self::Multiply(unit) => of(&[], &[Some(unit.rows)], &[]),
+            Self::Rescale(unit) => of(&[], &[Some(unit.rows), unit.like.map(|(view, _)| view)], &[]),
+            Self::Sparsify(unit) => of(&[], &[Some(unit.rows)], &[]),
+            Self::MixStreams(unit) => of(&[], &[Some(unit.amounts), Some(unit.from), Some(unit.out)], &[]),
+            Self::AddToStreams(unit) => of(&[], &[Some(unit.from), unit.amounts, Some(unit.out)], &[]),
         }
     }
 }

@@ -9,6 +9,7 @@ mod prefill;
 mod product;
 mod recurrent;
 mod rows;
+mod streams;
 mod wide;
 
 pub use attention::{attend_leaves_floats, splits_of};
@@ -106,6 +107,11 @@ impl Run<'_> {
             Work::Convolve(convolve) => self.convolve(convolve, rows, weights),
             Work::SelectiveScan(scan) => self.selective_scan(scan, weights),
             Work::DeltaRule(rule) => self.delta_rule(rule, weights),
+            Work::Multiply(unit) => self.multiply(unit, rows, weights),
+            Work::Rescale(unit) => self.rescale(unit, rows),
+            Work::Sparsify(unit) => self.sparsify(unit, rows),
+            Work::MixStreams(unit) => self.mix_streams(unit, rows),
+            Work::AddToStreams(unit) => self.add_to_streams(unit, rows),
         }
     }
 

@@ -9,10 +9,10 @@ use crate::backend::hip::step::bind::{Add, Cap, Embed, Open, Take};
 
 impl Run<'_> {
     pub(super) fn embed(&self, embed: &Embed, rows: u32) -> Result<(), BackendError> {
-        let Embed { dtype, cols, scale, out } = *embed;
+        let Embed { dtype, cols, scale, first, out } = *embed;
         let kernel = choice::embed(dtype).ok_or_else(|| no_kernel("embed_rows", dtype))?;
         let arguments = EmbedRows {
-            bytes: self.places.embeddings,
+            bytes: self.places.embeddings.offset(first as usize),
             x: self.at(out),
             row_bytes: self.layout.embedding_bytes as u64,
             cols,

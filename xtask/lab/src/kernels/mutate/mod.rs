@@ -26,7 +26,7 @@ const OTHER_MACHINES: [&str; 2] = ["prelude/amd", "prelude/nvidia"];
 const VARIANTS: [Variant; 3] = [Variant::Wave32, Variant::Wave64NoMatrix, Variant::Wave32Sanitized];
 
 /// Tests by the folders and files that they cover: these run first, then all others.
-const FIRST: [(&str, &[&str]); 23] = [
+const FIRST: [(&str, &[&str]); 24] = [
     ("gemv", &["matmul::"]),
     ("gemm", &["matmul::gemm"]),
     ("dequant", &["matmul::layout"]),
@@ -49,7 +49,8 @@ const FIRST: [(&str, &[&str]); 23] = [
     ("convolve", &["recurrent::convolve::"]),
     ("selective_scan", &["recurrent::scan::"]),
     ("delta_rule", &["recurrent::delta::"]),
-    ("_rows", &["rows::"]),
+    ("_rows", &["rows::", "streams::"]),
+    ("_streams", &["streams::"]),
 ];
 
 /// Results of one file's changes.
