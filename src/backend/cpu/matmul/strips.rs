@@ -351,7 +351,8 @@ fn strip(weight: &MatrixView<'_>, first: usize, count: usize, lanes: usize, tail
 /// The pieces of a matrix row: as few as panels allow, of nearly equal size.
 #[derive(Clone, Copy)]
 struct Pieces {
-    /// Past the last row.
+    /// The first row, and past the last one.
+    start: *const u8,
     end: *const u8,
     block_groups: usize,
     block_bytes: usize,
@@ -365,7 +366,8 @@ impl Pieces {
         let (len, block_bytes) = (weight.dtype().block_len(), weight.dtype().block_bytes());
         let blocks = weight.cols() / len;
         let count = (weight.cols() / 32).div_ceil(PANEL_GROUPS);
-        Self { end: rows.as_ptr_range().end, block_groups: len / 32, block_bytes, blocks, count }
+        let Range { start, end } = rows.as_ptr_range();
+        Self { start, end, block_groups: len / 32, block_bytes, blocks, count }
     }
 
     /// First block of piece `index`.
@@ -379,11 +381,13 @@ impl Pieces {
     fn piece(self, strip: Strip, index: usize, lanes: usize) -> Piece {
         let (first, end) = (self.block(index), self.block(index + 1));
         let ahead = strip.base.wrapping_add(AHEAD_BYTES + lanes * first * self.block_bytes);
+        // Nothing comes after a strip that was copied, whose address says nothing.
+        let inside = (self.start..self.end).contains(&ahead);
         Piece {
             strip,
             first: first * self.block_groups,
             groups: (end - first) * self.block_groups,
-            ahead: Ahead { at: ahead, left: self.end.addr().saturating_sub(ahead.addr()) },
+            ahead: Ahead { at: ahead, left: if inside { self.end.addr() - ahead.addr() } else { 0 } },
         }
     }
 }
