@@ -131,9 +131,16 @@ fn main() -> Result<(), Failure> {
             weights * steps / 1e9,
             weights * steps / stream,
         );
+        if sequences > 1 {
+            println!(
+                "round {round}: {:.1} tok/s while all {sequences} answer and no prompt comes in",
+                done.together_tok_s
+            );
+        }
         arguments.measured(&json!({
             "what": "step", "prompt": prompt, "tokens": tokens, "sequences": sequences, "users": users, "round": round,
             "prefill_tok_s": prefill, "decode_tok_s": steps * sequences as f64, "decode_ms": 1e3 / steps,
+            "together_tok_s": done.together_tok_s,
             "all_s": done.all.as_secs_f64(),
             "gb_s": weights * steps / 1e9, "of_reading": weights * steps / stream,
         }));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge::model::Model;
 use rocmforge::scheduler::{EngineHandle, Event, Job, Outcome, Sampling, Steering};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub type Failure = Box<dyn std::error::Error>;
@@ -22,6 +23,9 @@ pub struct Times {
     pub decode: Duration,
     /// From the first submission to the last token. Of several sequences, the first two overlap.
     pub all: Duration,
+    /// Tokens of all sequences a second, from when the last one has its first token until one has its last. No prompt comes in then.
+    /// Zero if there is no such time.
+    pub together_tok_s: f64,
 }
 
 /// Runs `sequences` requests at once, each with its own prompt of `prompt` tokens.
@@ -51,9 +55,9 @@ pub fn run_of_users(
     for (sequence, uid) in (0..sequences).zip((0..users.max(1)).cycle()) {
         running.push(submit(handle, model, uid, prompt, tokens, salt * sequences + sequence)?);
     }
-    let mut times = Times::default();
-    for events in &mut running {
-        let outcome = wait(events)?;
+    let answers = wait(&mut running)?;
+    let mut times = Times { together_tok_s: together(&answers), ..Times::default() };
+    for Answer { outcome, .. } in answers {
         if outcome.generated_tokens != tokens {
             return Err(format!("{} of {tokens} tokens were generated", outcome.generated_tokens).into());
         }
@@ -108,13 +112,46 @@ fn submit(
     Ok(receiver)
 }
 
-fn wait(events: &mut UnboundedReceiver<Event>) -> Result<Outcome, Failure> {
-    loop {
-        match events.blocking_recv() {
-            Some(Event::Tokens(_)) => {}
-            Some(Event::Done(outcome)) => return Ok(outcome),
-            Some(Event::Failed(error)) => return Err(error.into()),
-            None => return Err("the engine ended without an answer".into()),
+/// A request's outcome, and when its tokens came.
+struct Answer {
+    outcome: Outcome,
+    tokens: Vec<Instant>,
+}
+
+/// Waits for all answers. Looks for tokens every few microseconds: a thread for each sequence would take the processor from the engine.
+fn wait(running: &mut [UnboundedReceiver<Event>]) -> Result<Vec<Answer>, Failure> {
+    let mut answers: Vec<(Option<Outcome>, Vec<Instant>)> =
+        running.iter().map(|_| (None, Vec::new())).collect();
+    while answers.iter().any(|(outcome, _)| outcome.is_none()) {
+        let now = Instant::now();
+        for (events, (outcome, tokens)) in running.iter_mut().zip(&mut answers) {
+            while outcome.is_none() {
+                match events.try_recv() {
+                    Ok(Event::Tokens(batch)) => tokens.extend(batch.ids.iter().map(|_| now)),
+                    Ok(Event::Done(done)) => *outcome = Some(done),
+                    Ok(Event::Failed(error)) => return Err(error.into()),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        return Err("the engine ended without an answer".into());
+                    }
+                }
+            }
         }
+        std::thread::sleep(Duration::from_micros(20));
     }
+    Ok(answers
+        .into_iter()
+        .filter_map(|(outcome, tokens)| Some(Answer { outcome: outcome?, tokens }))
+        .collect())
+}
+
+/// [`Times::together_tok_s`].
+fn together(answers: &[Answer]) -> f64 {
+    let begin = answers.iter().filter_map(|answer| answer.tokens.first()).max();
+    let end = answers.iter().filter_map(|answer| answer.tokens.last()).min();
+    let (Some(begin), Some(end)) = (begin, end) else { return 0.0 };
+    let seconds = end.saturating_duration_since(*begin).as_secs_f64();
+    let tokens =
+        answers.iter().flat_map(|answer| &answer.tokens).filter(|at| *at > begin && *at <= end).count();
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
 }
