@@ -22,12 +22,13 @@
 // Requires   with qkv: no two rows of one sequence. g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
 //            4, and f16 or i8 pages (past 65504 a result of the latter is infinite).
 //            attn_decode_matrix: no query times `scale` is past 65504
-// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256, of attn_decode_matrix 128. split_tokens
-//            (attention/splits.h) cuts a row by its position; a row has the splits that reach into its window. A block takes `each`
-//            splits, one after the other. splits >= what any row has, and may be more. Blocks past a row's own splits return at once
+// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256, of attn_decode_matrix 128.
+//            split_tokens (attention/splits.h) cuts a row into at most splits_max splits, and one more with a window; 128 is the most.
+//            attn_decode_matrix cuts by coarse_split_tokens instead. A row has the splits that reach into its window. A block takes
+//            `each` splits, one after the other. splits >= what any row has, and may be more. Blocks past a row's own splits return at once
 // Alignment  16 bytes for pages and q
-// Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, grid or `each`, and only those of
-//            attn_decode_matrix on the wave size. Its queries and weights are sums of two f16, within 2^-21 of theirs
+// Sums in    f32. A row's bits depend on its own tokens, the variant and splits_max; not on other rows, grid or `each`. Only those of
+//            attn_decode_matrix depend on the wave size. Its queries and weights are sums of two f16, within 2^-21 of theirs
 // Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2
 //            A8, X16: the bounds of tests/kernels/forms.rs around the f32 result; X16: 2^-11 * |f32 result| + 2^-25
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs; with qkv: rope_kv
@@ -42,11 +43,11 @@
     KIND(NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,                \
          const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,             \
          i16* sums, f16* halves, f32* row_scales, const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads,         \
-         u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each, const f32* qkv,          \
-         const f32* q_norm, const f32* k_norm, const f32* angles, f32 eps, u32 rope_dims, u32 pairs_by_halves) {               \
+         u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each, u32 splits_max,           \
+         const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* angles, f32 eps, u32 rope_dims, u32 pairs_by_halves) { \
         attn_decode::__VA_ARGS__({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats, counters, out, \
                                   codes, scales, sums, halves, row_scales, sinks, layer_offset, scale, cap, n_heads,           \
-                                  n_kv_heads, head_dim, table_stride, padded, window, tiled, each,                             \
+                                  n_kv_heads, head_dim, table_stride, padded, window, tiled, each, splits_max,                 \
                                   {qkv, q_norm, k_norm, angles, eps, rope_dims, pairs_by_halves}});                            \
     }
 #define PLAIN(NAME, ...) KERNEL_TWICE(256, NAME, __VA_ARGS__)

@@ -9,7 +9,7 @@
 //            out: f32[R][n_heads * head_dim]
 // Variants   attn_wide_f16, attn_wide_f32: element of the pages
 // Requires   head_dim even
-// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / 16), splits, R), block = 256. split_tokens (attention/splits.h)
+// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / 16), splits, R), block = 256. split_tokens_of (attention/splits.h)
 //            cuts a row by its position; a row has the splits that reach into its window. splits >= what any row has, at most
 //            128. Blocks past a row's own splits return at once
 // Alignment  16 bytes for pages and q, 4 for all else. If head_dim is not a multiple of 4, q is read value by value
@@ -60,7 +60,7 @@ struct Place {
         heads = min_u32(HEADS, group - done);
         padding = t.row_seq[row] == NO_SEQUENCE;
         split = block_y();
-        const u32 len = padding ? 0 : t.positions[row] + 1, tokens = split_tokens(len);
+        const u32 len = padding ? 0 : t.positions[row] + 1, tokens = split_tokens_of(len);
         const u32 seen_from = first_seen(len, t.window), before = seen_from / tokens, cut = (before + split) * tokens;
         splits = ceil_div(len, tokens) - before;
         start = max_u32(cut, seen_from);

@@ -39,7 +39,7 @@ struct Task {
     const f32* sinks;
     u64 layer_offset;
     f32 scale, cap;
-    u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each;
+    u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each, splits_max;
     Source source;
 
     // Splits that the scratch has room for.
@@ -154,10 +154,9 @@ template <u32 THREADS> DEV void weigh(const Task& t, const Place& at, const Shar
 }
 
 // Sums the splits into lds.result in rising order and normalises.
-// HEAD: head_dim, a multiple of 8, or 0: any.
-template <u32 THREADS, u32 HEAD> DEV void combine(const Task& t, const Place& at, const Shared& lds) {
-    // Values of a lane, and splits that it has in flight: their loads are most of the time.
-    constexpr u32 WIDE = HEAD ? 4 : 1, FLIGHT = 8;
+// HEAD: head_dim, a multiple of 8, or 0: any. FLIGHT: splits that a lane has in flight; their loads are most of the time.
+template <u32 THREADS, u32 HEAD, u32 FLIGHT> DEV void combine(const Task& t, const Place& at, const Shared& lds) {
+    constexpr u32 WIDE = HEAD ? 4 : 1; // values of a lane
     const u32 head_dim = HEAD ? HEAD : t.head_dim;
     const u64 first = (u64)at.slot * t.n_heads + at.first_head;
     const u32 count = at.heads * head_dim;

@@ -373,7 +373,7 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     }
     if (at.splits > 1) {
         if (!last_block(t.counters + at.slot * grid_x() + block_x(), ceil_div(at.splits, t.each))) return;
-        combine<MATRIX_THREADS, HEAD>(t, at, shared);
+        combine<MATRIX_THREADS, HEAD, 8>(t, at, shared);
     } else {
         barrier_lds();
     }

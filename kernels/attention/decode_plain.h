@@ -185,7 +185,7 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run_plain(const Task& 
     const Newest<T, LANES * PART> newest{newest_room};
     PlainShared lds{{result, weights}, exchange, team_most, team_sums, most, sums, queries};
     // Rows, positions and page tables were copied before the step's first launch, which ended long ago.
-    Place at(t, G, [](u32 len) { return split_tokens(len); });
+    Place at(t, G, [&](u32 len) { return split_tokens(t.window == 0 ? len : min_u32(len, t.window), t.splits_max); });
     if (at.split >= max_u32(at.splits, 1)) return;
     if (at.padding) {
         wait_for_predecessor();
@@ -234,7 +234,8 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run_plain(const Task& 
         barrier_lds();
     } else {
         if (!last_block(t.counters + at.slot * grid_x() + block_x(), ceil_div(at.splits, t.each))) return;
-        combine<THREADS, EXACT ? LANES * PART : 0>(t, at, lds);
+        // Models with few KV heads have many splits.
+        combine<THREADS, EXACT ? LANES * PART : 0, G == 8 ? 16 : 8>(t, at, lds);
     }
     write_out<THREADS>(t, at, lds);
 }

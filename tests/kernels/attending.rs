@@ -17,11 +17,11 @@ pub const DECODES: [DecodeCase; 15] = [
     ((AttnDecode::attn_decode_f16_64_1, 1), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
     ((AttnDecode::attn_decode_f16_64_2, 2), Heads { q: 4, kv: 2, dim: 64 }, &[32, 33, 65]),
     ((AttnDecode::attn_decode_f16_64_4, 4), Heads { q: 9, kv: 3, dim: 64 }, &[64, 130, 1025]),
-    ((AttnDecode::attn_decode_f16_64_8, 8), Heads { q: 14, kv: 2, dim: 64 }, &[200, 1]),
+    ((AttnDecode::attn_decode_f16_64_8, 8), Heads { q: 14, kv: 2, dim: 64 }, &[200, 1, 1150]),
     ((AttnDecode::attn_decode_f16_128_1, 1), Heads { q: 2, kv: 2, dim: 128 }, &[31, 70]),
     ((AttnDecode::attn_decode_f16_128_2, 2), Heads { q: 4, kv: 2, dim: 128 }, &[32, 129]),
     ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 8, kv: 2, dim: 128 }, &[33, 600]),
-    ((AttnDecode::attn_decode_f16_128_8, 8), Heads { q: 12, kv: 1, dim: 128 }, &[1, 100]),
+    ((AttnDecode::attn_decode_f16_128_8, 8), Heads { q: 12, kv: 1, dim: 128 }, &[1, 100, 1100]),
     ((AttnDecode::attn_decode_f16_128_4, 4), Heads { q: 4, kv: 1, dim: 128 }, &[4095]),
     ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 3, kv: 3, dim: 64 }, &[1, 31, 77]),
     ((AttnDecode::attn_decode_matrix_64, 8), Heads { q: 14, kv: 2, dim: 64 }, &[15, 16, 17, 200]),
@@ -69,14 +69,28 @@ pub fn is_coarse(kernel: Kernel<AttnDecode>) -> bool {
     kernel.name().starts_with("attn_decode_matrix")
 }
 
-/// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
-fn split_tokens(len: usize, coarse: bool) -> usize {
-    match len {
-        0..=256 if coarse => 256,
-        _ if coarse => 2 * split_tokens(len, false),
-        0..=1024 => 64,
-        1025..=4096 => 128,
-        _ => (len.div_ceil(128)).next_power_of_two().max(256),
+/// How rows are cut into splits (kernels/attention/splits.h).
+#[derive(Clone, Copy)]
+pub enum Cut {
+    /// By the position of a row.
+    ByPosition,
+    /// The same, twice as long.
+    Coarse,
+    /// Into at most so many.
+    AtMost(usize),
+}
+
+impl Cut {
+    /// Tokens per split of a row that is token `len - 1` of its sequence and sees `seen` tokens.
+    fn tokens(self, len: usize, seen: usize) -> usize {
+        match (self, len) {
+            (Self::AtMost(most), _) => seen.div_ceil(most).next_multiple_of(64),
+            (Self::Coarse, 0..=256) => 256,
+            (Self::Coarse, _) => 2 * Self::ByPosition.tokens(len, seen),
+            (Self::ByPosition, 0..=1024) => 64,
+            (Self::ByPosition, 1025..=4096) => 128,
+            (Self::ByPosition, _) => (len.div_ceil(128)).next_power_of_two().max(256),
+        }
     }
 }
 
@@ -132,10 +146,10 @@ impl Rows {
     }
 
     /// Number of splits that overlap a row's window.
-    pub fn splits(&self, row: usize, coarse: bool) -> usize {
-        let length = self.positions[row] as usize + 1;
-        let tokens = split_tokens(length, coarse);
-        length.div_ceil(tokens) - self.first_seen(row) / tokens
+    pub fn splits(&self, row: usize, cut: Cut) -> usize {
+        let (length, first) = (self.positions[row] as usize + 1, self.first_seen(row));
+        let tokens = cut.tokens(length, length - first);
+        length.div_ceil(tokens) - first / tokens
     }
 
     /// Erases the tokens before those that a sequence's first row sees.

@@ -8,7 +8,7 @@ use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use self::prefill::{check_prefill, prefill};
-use crate::attending::{CAP, CODED_DECODES, DECODES, Rows, Scores, is_coarse, scale, set_far, threads};
+use crate::attending::{CAP, CODED_DECODES, Cut, DECODES, Rows, Scores, is_coarse, scale, set_far, threads};
 use crate::forms::{A8, X16};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
@@ -38,15 +38,20 @@ struct Decode<'a> {
     spare: usize,
     /// Splits of a workgroup.
     each: usize,
+    /// Most splits of what a row sees, on vector units.
+    splits_max: usize,
 }
 
 impl Decode<'_> {
+    fn cut(&self) -> Cut {
+        if is_coarse(self.kernel) { Cut::Coarse } else { Cut::AtMost(self.splits_max) }
+    }
+
     fn run<E: Element>(&self, rig: &Rig, cache: &mut Cache<E>, quantised: bool) -> Vec<f32> {
         let (heads, rows) = (self.rows.heads, self.rows.len());
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
-        let splits =
-            self.spare + (0..rows).map(|row| self.rows.splits(row, is_coarse(self.kernel))).max().unwrap();
+        let splits = self.spare + (0..rows).map(|row| self.rows.splits(row, self.cut())).max().unwrap();
         let groups = splits.div_ceil(self.each);
         let splits = groups * self.each;
         let count = self.chosen.as_ref().map_or(rows, Vec::len);
@@ -90,6 +95,7 @@ impl Decode<'_> {
             window: self.rows.window as u32,
             tiled: 0,
             each: self.each as u32,
+            splits_max: self.splits_max as u32,
             qkv: DevicePtr::NULL,
             q_norm: DevicePtr::NULL,
             k_norm: DevicePtr::NULL,
@@ -132,7 +138,7 @@ impl Decode<'_> {
         let rows = self.chosen.as_ref().unwrap_or(&all);
         for (&row, stats) in rows.iter().zip(stats.chunks_exact(self.rows.heads.q * room * 2)) {
             let is_padding = self.rows.sequences[row as usize] == u32::MAX;
-            let count = if is_padding { 1 } else { self.rows.splits(row as usize, is_coarse(self.kernel)) };
+            let count = if is_padding { 1 } else { self.rows.splits(row as usize, self.cut()) };
             let left = if count == 1 { 0 } else { count };
             for (i, split) in stats.chunks_exact(2).enumerate() {
                 assert_eq!(!split[0].is_nan(), i % room < left, "row {row}: split {}", i % room);
@@ -176,7 +182,7 @@ fn check_decode<E: Element>(
     rows.forget_unseen(&mut cache);
     let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
     let quantised = whole(heads.group()) && whole(at_once);
-    let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
+    let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1, splits_max: 127 };
     let got = decode.run(rig, &mut cache, quantised);
     rows.check(&cache, &got, bound);
     let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
@@ -184,6 +190,13 @@ fn check_decode<E: Element>(
     for each in [2, 4, 64] {
         let several = Decode { each, chosen: None, ..decode }.run(rig, &mut cache, false);
         assert!(same(&got, &several), "{heads:?}, {each} splits each");
+    }
+    // Fewer and longer splits than the rows' lengths ask for, which one workgroup takes.
+    let longer: &[usize] = if is_coarse(kernel) { &[] } else { &[1, 2, 5] };
+    for &splits_max in longer {
+        let longer =
+            Decode { splits_max, each: splits_max, chosen: None, ..decode }.run(rig, &mut cache, false);
+        rows.check(&cache, &longer, bound);
     }
     // One row alone in a larger grid gives the same bits.
     let last = rows.len() - 1;
@@ -230,7 +243,7 @@ fn decode_is_that_of_f64_for_heads_of_any_size() {
     }
 }
 
-/// More tokens than 128 splits of 256 hold: splits grow, since a workgroup has room for the weights of 128.
+/// More tokens than 127 splits of 64 or 256 hold: splits grow, since a workgroup has room for the weights of 128.
 #[test]
 fn splits_of_many_tokens_are_longer() {
     let Some(rig) = rig() else { return };
@@ -380,7 +393,8 @@ fn a_window_that_nothing_lies_before_is_none() {
     for window in [0, 150, u32::MAX as usize] {
         rows.window = window;
         let (kernel, at_once) = (AttnDecode::attn_decode_f16_64_2, 2);
-        let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
+        let decode =
+            Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1, splits_max: 127 };
         let decoded = decode.run(rig, &mut cache, true);
         let tiled = prefill(rig, AttnPrefill::attn_prefill_f16_64, &rows, &mut cache, 32, 1, true);
         all.push([decoded, tiled].concat().iter().map(|v| v.to_bits()).collect::<Vec<u32>>());

@@ -138,6 +138,7 @@ impl Source {
             window: self.window as u32,
             tiled: 0,
             each: each as u32,
+            splits_max: 127,
             qkv: if queries.is_some() { null } else { self.qkv.ptr() },
             q_norm: self.norm(0),
             k_norm: self.norm(1),

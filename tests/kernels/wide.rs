@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::heads::{AttnWide, RopeKvWide, WIDE_HEADS};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
-use crate::attending::{CAP, Rows, Scores, scale, set_far};
+use crate::attending::{CAP, Cut, Rows, Scores, scale, set_far};
 use crate::pages::{Cache, Element, Heads};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -25,7 +25,7 @@ fn attend<E: Element>(
     let (heads, count) = (rows.heads, rows.len());
     let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
     let device = cache.upload(rig);
-    let splits = spare + (0..count).map(|row| rows.splits(row, false)).max().unwrap();
+    let splits = spare + (0..count).map(|row| rows.splits(row, Cut::ByPosition)).max().unwrap();
     let blocks = heads.kv * heads.group().div_ceil(WIDE_HEADS as usize);
     let (q, positions, row_seq) =
         (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences));

@@ -259,7 +259,8 @@ fn rows_of_a_text_see_all_of_it() {
             rows.check(&cache, &got, bound);
         }
         let (kernel, at_once) = (AttnDecode::attn_decode_f16_any_1, 1);
-        let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
+        let decode =
+            Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1, splits_max: 127 };
         let got = decode.run(rig, &mut cache, false);
         rows.check(&cache, &got, F32_BOUND);
     }

@@ -360,6 +360,7 @@ pub(super) mod tests {
             window: 0,
             tiled: 0,
             each: 1,
+            splits_max: 128,
             qkv: DevicePtr::NULL,
             q_norm: DevicePtr::NULL,
             k_norm: DevicePtr::NULL,

@@ -361,6 +361,8 @@ kernels! { |launch|
         tiled: u32,
         /// Splits that a workgroup takes, one after the other.
         each: u32,
+        /// Most splits of what a row sees; a window may reach into one more. Not read on a matrix unit.
+        splits_max: u32,
         /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`: heads before norm and rotation, which the kernel makes
         /// itself, no two rows of one sequence; or null. `rows` decides which rows.
         qkv: DevicePtr<f32> [

@@ -34,6 +34,7 @@ struct Key {
     words: usize,
     pages: DevicePtr<u64>,
     splits: Vec<u32>,
+    tokens: u32,
     angles: Vec<DevicePtr<f32>>,
 }
 
@@ -129,6 +130,7 @@ pub fn run(
         words: model.arrays.identity(),
         pages: run.pages,
         splits: run.splits.to_vec(),
+        tokens: run.tokens,
         angles: run.angles.to_vec(),
     };
     let same = |recorded: &&Recorded| recorded.known.iter().eq(model.addresses.iter().map(Addresses::known));

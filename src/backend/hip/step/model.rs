@@ -440,6 +440,7 @@ impl OpenModel {
             places: self.arrays.places()?,
             pages: self.kv.table().ptr(),
             splits: &self.step.splits,
+            tokens: self.step.positions.checked_next_power_of_two().unwrap_or(u32::MAX),
             angles: self.ropes.addresses(),
             absent: if self.step.unchecked { self.scratch.absent.ptr() } else { DevicePtr::NULL },
         })

@@ -66,8 +66,10 @@ pub struct Run<'a> {
     pub places: Places,
     /// Addresses of KV pages by page number, on the device.
     pub pages: DevicePtr<u64>,
-    /// Splits that decode attention launches, by window number.
+    /// Splits of the row with most of them where they are cut by its position alone, by window number.
     pub splits: &'a [u32],
+    /// No row sees more tokens: a power of two, so that steps are alike for long.
+    pub tokens: u32,
     /// Addresses of the rotary tables, by number of the rotary embedding.
     pub angles: &'a [DevicePtr<f32>],
     /// Word that becomes 1 when a row chooses an expert that is not resident; null when the host looks itself.
@@ -125,7 +127,7 @@ impl Run<'_> {
         self.plane(view.plane).offset(view.column as usize)
     }
 
-    /// Attention splits to launch for a window.
+    /// Splits to launch for a window where they are cut by position.
     fn splits(&self, window: usize) -> u32 {
         self.splits.get(window).copied().unwrap_or(1)
     }
