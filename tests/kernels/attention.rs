@@ -369,7 +369,7 @@ fn rows_see_the_last_tokens_of_their_window() {
             check_decode::<f32>(random, rig, (kernel, at_once), heads, &[2, 128, 200], window, Scores::Near);
         }
     }
-    // Splits of 128 tokens and longer ones.
+    // Sequences of which the window is a small part.
     let heads = Heads { q: 1, kv: 1, dim: 8 };
     let kernel = (AttnDecode::attn_decode_f16_any_1, 1);
     for window in [40, 1000, 4000] {
