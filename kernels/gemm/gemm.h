@@ -8,7 +8,7 @@
 //            Up to three matrices that share an input: n_i rows of planes at w_i (quant/planes.h), `cols` inputs (0 rows: no
 //            matrix). Outputs over the rows of w0, then w1, then w2 go to out[row * out_stride + o]. A null bias adds nothing
 //            x: f16[rows][x_stride]; x_scale: f32[rows]
-//            parts: f32[blocks][m][128], not read before it is written, and counters: u32[grid x * grid y], zeros before and
+//            parts: f32[blocks][m * 128], not read before it is written, and counters: u32[grid x * grid y], zeros before and
 //            after; both unused, and may be null, where grid z is 1
 //            gemm_experts_t_x16_m(table0, table1, tiles, members, n, cols, x, x_stride, x_scale, slots, out, out_stride)
 //            tiles: u32[grid y][4] and members as group_pairs writes them for tiles of m. Pair p, of row p / slots of x and

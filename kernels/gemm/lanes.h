@@ -88,21 +88,25 @@ template <u32 M> struct LaneSums {
             }
         }
     }
-    // Calls f(row, outputs, sums) for all of the lane's sums.
-    template <class F> DEV void each(F f) const {
+    // The lane's sums as a list.
+    static constexpr u32 SIZE = Frag::C::SIZE, COUNT = M / 16 * ACROSS * SIZE;
+    DEV f32 at(u32 i) const { return c[i / (ACROSS * SIZE)][i / SIZE % ACROSS].get(i % SIZE); }
+    DEV void set_at(u32 i, f32 v) { c[i / (ACROSS * SIZE)][i / SIZE % ACROSS].set(i % SIZE, v); }
+
+    // Writes the sums, those of 16 rows at a time.
+    template <class Which> DEV void put(const Out<Which>& out) const {
         UNROLL for (u32 i = 0; i < M / 16; i++) {
+            u32 r[ACROSS * SIZE], o[ACROSS * SIZE];
+            f32 sums[ACROSS * SIZE];
             UNROLL for (u32 j = 0; j < ACROSS; j++) {
-                UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
-                    const u32 o[1] = {(wave() * ACROSS + j) * 16 + Frag::C::col(l)};
-                    const f32 sum[1] = {c[i][j].get(l)};
-                    f(16 * i + Frag::C::row(l), o, sum);
+                UNROLL for (u32 l = 0; l < SIZE; l++) {
+                    r[j * SIZE + l] = 16 * i + Frag::C::row(l);
+                    o[j * SIZE + l] = (wave() * ACROSS + j) * 16 + Frag::C::col(l);
+                    sums[j * SIZE + l] = c[i][j].get(l);
                 }
             }
+            out.put(r, o, sums);
         }
-    }
-    // Writes the sums.
-    template <class Which> DEV void put(const Out<Which>& out) const {
-        each([&](u32 r, const auto& o, const auto& sum) { out.put(r, o, sum); });
     }
 };
 

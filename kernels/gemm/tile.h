@@ -132,20 +132,25 @@ template <class Which> struct Out {
     Which which;
     u32 first, n, stride, add;
 
-    // Sums of row r for some outputs.
-    template <u32 COUNT> DEV void put(u32 r, const u32 (&o)[COUNT], const f32 (&sums)[COUNT]) const {
-        if (r >= which.count) return;
-        f32* row = p + u64(which.to(r)) * stride + first;
-        const f32 by = scale[which.from(r)];
+    // Writes some sums, each of a row and an output. All loads come before the first store.
+    template <u32 COUNT> DEV void put(const u32 (&r)[COUNT], const u32 (&o)[COUNT], const f32 (&sums)[COUNT]) const {
+        f32 by[COUNT], old[COUNT];
+        UNROLL for (u32 i = 0; i < COUNT; i++) by[i] = r[i] < which.count ? scale[which.from(r[i])] : 0.0f;
+        if (add != 0) {
+            UNROLL for (u32 i = 0; i < COUNT; i++) {
+                const bool real = r[i] < which.count && first + o[i] < n;
+                old[i] = real ? p[u64(which.to(r[i])) * stride + first + o[i]] : 0.0f;
+            }
+        }
         UNROLL for (u32 i = 0; i < COUNT; i++) {
-            if (first + o[i] >= n) continue;
-            f32 v = by * sums[i];
+            if (r[i] >= which.count || first + o[i] >= n) continue;
+            f32 v = by[i] * sums[i];
             if (bias != nullptr) v += bias[first + o[i]];
-            if (add != 0) v += row[o[i]];
-            row[o[i]] = v;
+            if (add != 0) v += old[i];
+            p[u64(which.to(r[i])) * stride + first + o[i]] = v;
         }
     }
-    // The same of some rows: all of them are read before one is written.
+    // The same of some outputs of some rows.
     template <u32 ROWS, u32 COUNT> DEV void put(const u32 (&r)[ROWS], const u32 (&o)[COUNT], const f32 (&sums)[ROWS][COUNT]) const {
         f32 by[ROWS], old[ROWS][COUNT];
         UNROLL for (u32 k = 0; k < ROWS; k++) by[k] = r[k] < which.count ? scale[which.from(r[k])] : 0.0f;
@@ -173,45 +178,44 @@ template <u32 M> struct Splits {
     f32* parts;
     u32* counters;
 
-    // The place of a block's sums. A tile's splits lie side by side.
+    // The place of this thread's first four sums of a split; the next four of all threads follow. A tile's splits lie side by side.
     DEV f32* of(u32 split) const {
-        return parts + (u64(block_y() * grid_x() + block_x()) * grid_z() + split) * M * TILE;
+        return parts + (u64(block_y() * grid_x() + block_x()) * grid_z() + split) * M * TILE + 4 * thread_id();
     }
-    template <class Sums, class Which> DEV void join(const Sums& sums, const Out<Which>& out) const {
+    // The whole block calls. `sums` are those of this block.
+    template <class Sums, class Which> DEV void join(Sums& sums, const Out<Which>& out) const {
+        constexpr u32 FOURS = Sums::COUNT / 4, STRIDE = 4 * 256;
+        static_assert(Sums::COUNT * 256 == M * TILE, "a thread has whole fours");
         f32* mine = of(block_z());
-        sums.each([&](u32 r, const auto& o, const auto& sum) {
-            UNROLL for (u32 i = 0; i < sizeof o / sizeof o[0]; i++) mine[r * TILE + o[i]] = sum[i];
-        });
+        UNROLL for (u32 i = 0; i < FOURS; i++) {
+            store16(mine + STRIDE * i, {as_u32(sums.at(4 * i)), as_u32(sums.at(4 * i + 1)), as_u32(sums.at(4 * i + 2)),
+                                        as_u32(sums.at(4 * i + 3))});
+        }
         if (!last_block(counters + block_y() * grid_x() + block_x(), grid_z())) return;
-        // Four sums at a time. Loads of some splits are in flight together, in 64 registers: one after the other, eight splits take
-        // eight latencies.
-        constexpr u32 FOURS = (M < 64 ? M : 64) * TILE / 1024, TOGETHER = 16 / FOURS;
-        ROLLED for (u32 start = 4 * thread_id(); start < M * TILE; start += 1024 * FOURS) {
-            f32 all[FOURS][4];
-            UNROLL for (u32 i = 0; i < FOURS; i++) {
-                UNROLL for (u32 e = 0; e < 4; e++) all[i][e] = 0.0f;
-            }
+        // Loads of some splits are in flight together, in 64 registers: one after the other, eight splits take eight latencies.
+        constexpr u32 EACH = FOURS < 8 ? FOURS : 8, TOGETHER = 16 / EACH;
+        UNROLL for (u32 begin = 0; begin < FOURS; begin += EACH) {
+            f32 all[4 * EACH];
+            UNROLL for (u32 i = 0; i < 4 * EACH; i++) all[i] = 0.0f;
             ROLLED for (u32 split = 0; split < grid_z(); split += TOGETHER) {
-                u32x4 four[TOGETHER][FOURS];
+                u32x4 four[TOGETHER][EACH];
                 UNROLL for (u32 s = 0; s < TOGETHER; s++) {
-                    const f32* from = of(min_u32(split + s, grid_z() - 1)) + start;
-                    UNROLL for (u32 i = 0; i < FOURS; i++) four[s][i] = load16(from + 1024 * i);
+                    const f32* from = of(min_u32(split + s, grid_z() - 1)) + STRIDE * begin;
+                    UNROLL for (u32 i = 0; i < EACH; i++) four[s][i] = load16(from + STRIDE * i);
                 }
                 UNROLL for (u32 s = 0; s < TOGETHER; s++) {
                     if (split + s >= grid_z()) break;
-                    UNROLL for (u32 i = 0; i < FOURS; i++) {
-                        all[i][0] += as_f32(four[s][i].x);
-                        all[i][1] += as_f32(four[s][i].y);
-                        all[i][2] += as_f32(four[s][i].z);
-                        all[i][3] += as_f32(four[s][i].w);
+                    UNROLL for (u32 i = 0; i < EACH; i++) {
+                        all[4 * i] += as_f32(four[s][i].x);
+                        all[4 * i + 1] += as_f32(four[s][i].y);
+                        all[4 * i + 2] += as_f32(four[s][i].z);
+                        all[4 * i + 3] += as_f32(four[s][i].w);
                     }
                 }
             }
-            UNROLL for (u32 i = 0; i < FOURS; i++) {
-                const u32 at = start + 1024 * i;
-                out.put(at / TILE, {at % TILE, at % TILE + 1, at % TILE + 2, at % TILE + 3}, all[i]);
-            }
+            UNROLL for (u32 i = 0; i < 4 * EACH; i++) sums.set_at(4 * begin + i, all[i]);
         }
+        sums.put(out);
     }
 };
 

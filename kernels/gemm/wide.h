@@ -109,16 +109,11 @@ template <u32 M> struct BulkFeed {
 #endif
 
 template <u32 M> struct WideSums : Wide::Sums<M> {
-    // Calls f(row, outputs, sums) for each row that the lane has sums of.
-    template <class F> DEV void each(F f) const {
-        u32 o[Wide::HELD];
-        UNROLL for (u32 h = 0; h < Wide::HELD; h++) o[h] = wave() * 16 + Wide::held(h);
-        UNROLL for (u32 i = 0; i < Wide::Sums<M>::ROWS; i++) {
-            f32 sums[Wide::HELD];
-            UNROLL for (u32 h = 0; h < Wide::HELD; h++) sums[h] = this->get(i, h);
-            f(this->row(i), o, sums);
-        }
-    }
+    // The lane's sums as a list.
+    static constexpr u32 COUNT = Wide::Sums<M>::ROWS * Wide::HELD;
+    DEV f32 at(u32 i) const { return this->get(i / Wide::HELD, i % Wide::HELD); }
+    DEV void set_at(u32 i, f32 v) { this->set(i / Wide::HELD, i % Wide::HELD, v); }
+
     // Writes the sums, some rows at a time: their loads are in flight together.
     template <class Which> DEV void put(const Out<Which>& out) const {
         constexpr u32 ROWS = Wide::Sums<M>::ROWS, TOGETHER = ROWS < 8 ? ROWS : 8;

@@ -120,7 +120,7 @@ kernels! { |launch|
         out_stride: u32,
         /// 1 adds to `out`, 0 overwrites it.
         add: u32,
-        /// f32 `[workgroups][columns][128]`: sums of the splits. None without splits.
+        /// f32 `[workgroups][columns * 128]`: sums of the splits. None without splits.
         parts: DevicePtr<f32> [
             launch.if_split(launch.x * launch.y * launch.z * launch.columns() * u64::from(choice::GEMM_TILE))
         ],
@@ -191,7 +191,7 @@ kernels! { |launch|
         out_stride: u32,
         /// 1 adds to `out`, 0 overwrites it.
         add: u32,
-        /// f32 `[workgroups][columns][128]`: sums of the splits. None without splits.
+        /// f32 `[workgroups][columns * 128]`: sums of the splits. None without splits.
         parts: DevicePtr<f32> [
             launch.if_split(launch.x * launch.y * launch.z * launch.columns() * u64::from(choice::GEMM_TILE))
         ],
