@@ -184,7 +184,8 @@ fn attend_by_tile(
 ) {
     let head_dim = p.layout.head_dim;
     let cols = p.layout.heads * p.group * head_dim;
-    let grid = Grid { stride: cols, rows: tiles, cols: 0..cols, block_cols: p.group * head_dim };
+    let grid =
+        Grid { stride: cols, rows: tiles, cols: 0..cols, block_cols: p.group * head_dim, wide_cols: 0 };
     grid.run(pool, workers, out, |worker, block| match p.kv.kv() {
         KvType::F16 => tile_f16(level, p, block.rows(), &mut worker.attention, block),
         KvType::Int8 => tile_i8(level, p, block.rows(), &mut worker.attention, block),

@@ -45,11 +45,29 @@ pub struct Grid<'a> {
     pub cols: Range<usize>,
     /// Columns per block; the last block of a row may be narrower.
     pub block_cols: usize,
+    /// Columns of the first block of each worker, claimed before the others; 0 for none.
+    pub wide_cols: usize,
 }
 
 impl Grid<'_> {
-    fn blocks_across(&self) -> usize {
-        self.cols.len().div_ceil(self.block_cols.max(1))
+    /// The columns in wide blocks, and the number of those, for so many workers.
+    fn wide(&self, workers: usize) -> (usize, usize) {
+        let blocks = self.cols.len().checked_div(self.wide_cols).unwrap_or(0).min(workers);
+        (blocks * self.wide_cols, blocks)
+    }
+    fn blocks_across(&self, workers: usize) -> usize {
+        let (cols, blocks) = self.wide(workers);
+        blocks + (self.cols.len() - cols).div_ceil(self.block_cols.max(1))
+    }
+    /// The columns of a block.
+    fn block(&self, index: usize, workers: usize) -> Range<usize> {
+        let (cols, blocks) = self.wide(workers);
+        let (first, width) = match index.checked_sub(blocks) {
+            None => (index * self.wide_cols, self.wide_cols),
+            Some(index) => (cols + index * self.block_cols, self.block_cols),
+        };
+        let start = self.cols.start + first;
+        start..(start + width).min(self.cols.end)
     }
 
     /// Calls `work` once for each block of `matrix`, on all workers of `pool`, with the worker's own local.
@@ -73,17 +91,17 @@ impl Grid<'_> {
             self.cols.end <= self.stride && end * self.stride <= matrix.len(),
             "grid larger than the matrix"
         );
-        let across = self.blocks_across();
+        let workers = pool.threads();
+        let across = self.blocks_across(workers);
         let base = Base(matrix.as_mut_ptr());
         pool.run_with(locals, self.rows.len() * across, |local, chunk| {
-            let start = self.cols.start + (chunk % across) * self.block_cols;
             work(
                 local,
                 Block {
                     base: base.pointer(),
                     stride: self.stride,
                     rows: self.rows[chunk / across].clone(),
-                    cols: start..(start + self.block_cols).min(self.cols.end),
+                    cols: self.block(chunk % across, workers),
                     matrix: PhantomData,
                 },
             );
@@ -113,26 +131,36 @@ mod tests {
         let mut pool = Pool::new(3).unwrap();
         let mut matrix = vec![0.0; 7 * 10];
         let rows = [0..2, 2..3, 5..7];
-        let grid = Grid { stride: 10, rows: &rows, cols: 2..9, block_cols: 4 };
-        grid.run(&mut pool, &mut [(); 3], &mut matrix, |(), mut block| {
-            for row in block.rows() {
-                let first = block.cols().start;
-                for (i, x) in block.row(row).iter_mut().enumerate() {
-                    *x += (row * 10 + first + i) as f32 + 1.0;
+        for wide_cols in [0, 1, 2, 3, 4, 7, 8] {
+            matrix.fill(0.0);
+            let grid = Grid { stride: 10, rows: &rows, cols: 2..9, block_cols: 4, wide_cols };
+            grid.run(&mut pool, &mut [(); 3], &mut matrix, |(), mut block| {
+                for row in block.rows() {
+                    let first = block.cols().start;
+                    for (i, x) in block.row(row).iter_mut().enumerate() {
+                        *x += (row * 10 + first + i) as f32 + 1.0;
+                    }
                 }
+            });
+            for (i, &x) in matrix.iter().enumerate() {
+                let inside = ![3, 4].contains(&(i / 10)) && (2..9).contains(&(i % 10));
+                assert_eq!(
+                    x,
+                    if inside { i as f32 + 1.0 } else { 0.0 },
+                    "element {i}, first blocks of {wide_cols}"
+                );
             }
-        });
-        for (i, &x) in matrix.iter().enumerate() {
-            let inside = ![3, 4].contains(&(i / 10)) && (2..9).contains(&(i % 10));
-            assert_eq!(x, if inside { i as f32 + 1.0 } else { 0.0 }, "element {i}");
         }
+        let grid = Grid { stride: 99, rows: &rows, cols: 9..99, block_cols: 16, wide_cols: 32 };
+        let blocks: Vec<_> = (0..grid.blocks_across(2)).map(|index| grid.block(index, 2)).collect();
+        assert_eq!(blocks, [9..41, 41..73, 73..89, 89..99]);
     }
 
     #[test]
     #[should_panic(expected = "row ranges overlap")]
     fn overlapping_rows_are_refused() {
         let rows = [0..2, 1..3];
-        let grid = Grid { stride: 4, rows: &rows, cols: 0..4, block_cols: 4 };
+        let grid = Grid { stride: 4, rows: &rows, cols: 0..4, block_cols: 4, wide_cols: 0 };
         grid.run(&mut Pool::new(1).unwrap(), &mut [()], &mut [0.0; 16], |(), _| {});
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
-use crate::backend::cpu::prefetch::prefetch;
+use crate::backend::cpu::prefetch::prefetch_far;
 use crate::backend::cpu::quant::dequantize_row;
 use crate::tensor::DType;
 
@@ -29,7 +29,7 @@ impl Tile {
     #[inline(always)]
     pub(super) fn prefetch(&self, at: usize) {
         for p in self.weights {
-            prefetch(p.wrapping_add(at + self.ahead));
+            prefetch_far(p.wrapping_add(at + self.ahead));
         }
     }
 }

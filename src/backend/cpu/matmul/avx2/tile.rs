@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::rows::Rows8;
 use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, with_step};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 32 bytes: 4 codes of each of 8 rows.
@@ -271,7 +271,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     acts: Acts,
     sums: Sums,
 ) {
-    let Piece { strip, first, groups, ahead } = piece;
+    let Piece { strip, first, groups, .. } = piece;
     let mut acc = [_mm256_setzero_ps(); N];
     for (m, acc) in acc.iter_mut().enumerate() {
         // SAFETY: the caller vouches for the places.
@@ -281,7 +281,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(8, C::bytes(at), C::bytes(step));
+        let ahead = Spread::new(piece, 8, C::bytes(at), C::bytes(step));
         // SAFETY: the caller vouches for the rows' groups.
         acc = unsafe {
             if at % SCALE_RUN == 0 {
@@ -290,9 +290,9 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
             }
             let fine = acts.any_fine(N, at, step);
             if fine {
-                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, ahead, scales, acts, acc))
             } else {
-                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, ahead, scales, acts, acc))
             }
         };
         at += step;
@@ -313,6 +313,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     strip: Strip,
     first: usize,
     at: usize,
+    ahead: Spread,
     scales: &mut Scales<Rows8>,
     acts: Acts,
     mut acc: [__m256; N],
@@ -320,6 +321,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     let mut short: Shorts<N, R> = [[[_mm256_setzero_si256(); 8]; N]; R];
     let mut fine = short;
     let put = |g: usize, quad: usize, weights: __m256i| {
+        ahead.prefetch(8 * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, g, quad);
         let run = quad / run::<C>();
         for m in 0..N {
             let add = |plane: Plane, short: __m256i| {

@@ -36,7 +36,7 @@ impl Rows for Rows16 {
     unsafe fn words(self, strip: Strip, at: usize) -> [__m512i; 4] {
         // SAFETY: the processor has the features; the caller vouches for 16 bytes at `at` of each of the 16 rows.
         unsafe {
-            let v = [four(strip, 0, at), four(strip, 1, at), four(strip, 2, at), four(strip, 3, at)];
+            let v = fours(strip, at);
             let (ab_lo, ab_hi) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
             let (cd_lo, cd_hi) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
             [
@@ -139,8 +139,8 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn symmetric(self, codes: __m512i, zero: u8) -> __m512i {
-        // Makes codes unsigned and 128 too large; for signed codes this flips the sign bit.
-        op!(_mm512_add_epi8(codes, _mm512_set1_epi8((128 - zero) as i8)))
+        // Codes above 0 stay as they are. Signed ones become unsigned and 128 too large.
+        if zero > 0 { codes } else { op!(_mm512_xor_si512(codes, _mm512_set1_epi8(-128))) }
     }
     #[inline(always)]
     fn halves(self, a: __m512i) -> __m512 {
@@ -171,17 +171,26 @@ impl Rows for Rows16 {
     }
 }
 
-/// 16 bytes at `at` of rows `i`, `i + 4`, `i + 8` and `i + 12`, at any alignment.
+/// 16 bytes at `at` of rows `i`, `i + 4`, `i + 8` and `i + 12`, at any alignment, for `i` of 0 to 3.
 ///
 /// # Safety
 /// The processor has the features; the bytes are readable.
 #[inline(always)]
-unsafe fn four(strip: Strip, i: usize, at: usize) -> __m512i {
-    // SAFETY: the caller's promise is this function's.
-    unsafe {
-        let x = _mm512_castsi128_si512(_mm_loadu_si128(strip.at(i, at).cast()));
-        let x = _mm512_inserti32x4::<1>(x, _mm_loadu_si128(strip.at(i + 4, at).cast()));
-        let x = _mm512_inserti32x4::<2>(x, _mm_loadu_si128(strip.at(i + 8, at).cast()));
-        _mm512_inserti32x4::<3>(x, _mm_loadu_si128(strip.at(i + 12, at).cast()))
-    }
+unsafe fn fours(strip: Strip, at: usize) -> [__m512i; 4] {
+    let mut stride = strip.stride;
+    // SAFETY: does nothing. But the compiler no longer knows that the stride stays the same, and makes rows' addresses here, out of
+    // six registers. Else it keeps sixteen pointers through the loop, on the stack.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) stride, options(nomem, nostack, preserves_flags)) };
+    let four = |row: usize| strip.base.wrapping_add(at).wrapping_add(4 * row * stride);
+    let rows = [four(0), four(1), four(2), four(3)];
+    std::array::from_fn(|i| {
+        let row = |r: usize| rows[r].wrapping_add(i * stride).cast();
+        // SAFETY: the caller's promise is this function's.
+        unsafe {
+            let x = _mm512_castsi128_si512(_mm_loadu_si128(row(0)));
+            let x = _mm512_inserti32x4::<1>(x, _mm_loadu_si128(row(1)));
+            let x = _mm512_inserti32x4::<2>(x, _mm_loadu_si128(row(2)));
+            _mm512_inserti32x4::<3>(x, _mm_loadu_si128(row(3)))
+        }
+    })
 }

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use super::rows::Rows16;
 use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, with_step};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 64 bytes: 4 codes of each of 16 rows.
@@ -25,17 +25,22 @@ impl Panel {
     pub(super) const ZERO: Self = Self { codes: [[Quad([0; 64]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
 }
 
-/// Start value of the integer sum over part `part` of group `g`: it corrects codes that are 128 too large.
+/// Start value of the integer sum over part `part` of group `g`: it corrects codes that are too large, by 128 if they were signed.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m512i {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let [low, high] = unsafe { acts.offsets(m, g) };
-    _mm512_set1_epi32(match (C::KIND, part) {
+    let sum = match (C::KIND, part) {
         (GroupKind::Affine | GroupKind::AffineHalves, _) => 0,
         (GroupKind::Symmetric, _) => low + high,
         (GroupKind::SymmetricHalves, 0) => low,
         (GroupKind::SymmetricHalves, _) => high,
+    };
+    // Exact: offsets are multiples of 128.
+    _mm512_set1_epi32(match C::CODES.zero() {
+        0 => sum,
+        zero => (sum >> 7) * zero,
     })
 }
 
@@ -266,7 +271,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     acts: Acts,
     sums: Sums,
 ) {
-    let Piece { strip, first, groups, ahead } = piece;
+    let Piece { strip, first, groups, .. } = piece;
     let mut acc = [_mm512_setzero_ps(); N];
     for (m, acc) in acc.iter_mut().enumerate() {
         // SAFETY: the caller vouches for the places.
@@ -276,7 +281,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(16, C::bytes(at), C::bytes(step));
+        let ahead = Spread::new(piece, 16, C::bytes(at), C::bytes(step));
         // SAFETY: the caller vouches for the rows' groups.
         acc = unsafe {
             if at % SCALE_RUN == 0 {
@@ -285,9 +290,9 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
             }
             let fine = acts.any_fine(N, at, step);
             if fine {
-                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, ahead, scales, acts, acc))
             } else {
-                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, ahead, scales, acts, acc))
             }
         };
         at += step;
@@ -305,6 +310,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     strip: Strip,
     first: usize,
     at: usize,
+    ahead: Spread,
     scales: &mut Scales<Rows16>,
     acts: Acts,
     mut acc: [__m512; N],
@@ -314,6 +320,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: as above.
     let mut fine = unsafe { offsets::<C, N, R>(acts.fine, at) };
     let put = |g: usize, quad: usize, weights: __m512i| {
+        ahead.prefetch(16 * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, g, quad);
         let part = quad * C::PARTS / 8;
         for m in 0..N {
             let add = |plane: Plane, dots: __m512i| {

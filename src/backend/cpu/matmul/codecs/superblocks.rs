@@ -157,18 +157,15 @@ impl Codec for Q6_K {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
         let ScalesOut { scales, at: start } = out;
-        let d = &mut scales.headers[0];
         for (block, scales) in scales.scales[start..].chunks_exact_mut(8).enumerate().take(groups / 8) {
             let at = (first / 8 + block) * 210;
-            for (row, d) in d.iter_mut().enumerate().take(V::ROWS) {
-                // SAFETY: the last two bytes of the block, at any alignment.
-                *d = u32::from(unsafe { strip.at(row, at + 208).cast::<u16>().read_unaligned() });
-            }
-            // SAFETY: bytes 192..208 of the block.
-            let words = unsafe { v.words(strip, at + 192) };
-            let d = v.halves(v.load(d));
-            for j in 0..16 {
-                scales[j / 2][j % 2] = v.mul(d, v.signed_byte(words[j / 4], j % 4));
+            // SAFETY: bytes 192..208 of the block, and its last 16, which end with d. One by one, the d of 16 rows would go by way
+            // of memory.
+            let (words, [.., last]) = unsafe { (v.words(strip, at + 192), v.words(strip, at + 194)) };
+            let d = v.halves(v.shr32(last, 16));
+            for (two, word) in scales.chunks_exact_mut(2).zip(words) {
+                two[0] = [v.mul(d, v.signed_byte(word, 0)), v.mul(d, v.signed_byte(word, 1))];
+                two[1] = [v.mul(d, v.signed_byte(word, 2)), v.mul(d, v.signed_byte(word, 3))];
             }
         }
     }

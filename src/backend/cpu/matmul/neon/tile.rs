@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use super::rows::Rows8;
 use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, with_step};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 32 bytes: 4 codes of each of 8 rows.
@@ -309,7 +309,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     acts: Acts,
     sums: Sums,
 ) {
-    let Piece { strip, first, groups, ahead } = piece;
+    let Piece { strip, first, groups, .. } = piece;
     let mut acc = [[vdupq_n_f32(0.0); 2]; N];
     for (m, acc) in acc.iter_mut().enumerate() {
         // SAFETY: the caller vouches for the places.
@@ -319,7 +319,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(8, C::bytes(at), C::bytes(step));
+        let ahead = Spread::new(piece, 8, C::bytes(at), C::bytes(step));
         // SAFETY: the caller vouches for the rows' groups.
         acc = unsafe {
             if at % SCALE_RUN == 0 {
@@ -328,9 +328,9 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
             }
             let fine = acts.any_fine(N, at, step);
             if fine {
-                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, ahead, scales, acts, acc))
             } else {
-                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, ahead, scales, acts, acc))
             }
         };
         at += step;
@@ -348,6 +348,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     strip: Strip,
     first: usize,
     at: usize,
+    ahead: Spread,
     scales: &mut Scales<Rows8>,
     acts: Acts,
     mut acc: [Floats; N],
@@ -355,6 +356,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     let mut dots = [[[none(); 2]; N]; R];
     let mut fine = dots;
     let put = |g: usize, quad: usize, weights: [uint32x4_t; 2]| {
+        ahead.prefetch(8 * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, g, quad);
         let weights = [vreinterpretq_s8_u32(weights[0]), vreinterpretq_s8_u32(weights[1])];
         let part = quad * C::PARTS / 8;
         for m in 0..N {
