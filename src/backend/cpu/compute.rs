@@ -20,7 +20,8 @@ use crate::tensor::{DType, LazyTensor};
 /// Phases over fewer values run serially: the work (1 us of vector code) is not worth a phase.
 pub(super) const SERIAL_VALUES_MAX: usize = 8192;
 
-/// Chunks per worker of a product: the slowest worker is late by less than an eighth of its share.
+/// Chunks that a worker's share would be, if all were as narrow as a product's last ones. The slowest worker is late by less than an
+/// eighth of its share, unless its first chunk makes it later (see [`wide_cols`]).
 const CHUNKS_PER_WORKER: usize = 8;
 
 /// Columns of a block are a multiple of this: whole vectors.
@@ -397,8 +398,9 @@ impl Phase<'_> {
     }
 }
 
-/// Columns of each worker's first block: five eighths of its share. Where a block begins, nothing has asked for its weights, and
-/// where it ends, nothing asks for more. With eight blocks each, that took an eighth of a 1B model's decode.
+/// Columns of the first blocks, one for each worker: five eighths of its share, and not more than `most`. Where a block begins,
+/// nothing has asked for its weights, and where it ends, nothing asks for more. With eight equal blocks each, a 1B model decodes 4 %
+/// more slowly. A worker of less than five eighths of the mean speed is late with its block, which no other can take.
 fn wide_cols(cols: usize, workers: usize, most: usize) -> usize {
     (cols * 5 / 8 / workers.max(1)).min(most) / COLUMNS * COLUMNS
 }

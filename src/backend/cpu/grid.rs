@@ -45,7 +45,7 @@ pub struct Grid<'a> {
     pub cols: Range<usize>,
     /// Columns per block; the last block of a row may be narrower.
     pub block_cols: usize,
-    /// Columns of the first block of each worker, claimed before the others; 0 for none.
+    /// Columns of the first blocks, as many as there are workers; 0 for none. They are claimed first.
     pub wide_cols: usize,
 }
 

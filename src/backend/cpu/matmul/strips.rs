@@ -16,9 +16,21 @@ use crate::backend::cpu::prefetch::{CACHE_LINE_BYTES, prefetch_far};
 pub(super) const PANEL_GROUPS: usize = 24;
 
 /// Least prefetch distance of weights in bytes. The processor's own prefetch does not follow 16 rows at once: without this, decode
-/// runs at a sixth of the read rate. From 16 to 96 KiB all are as good. The nearest cache has too few misses in flight
-/// for the whole rate: prefetched there, the bytes came at half of it.
+/// runs at a sixth of the read rate. The nearest cache has too few misses in flight for the whole rate: prefetched there, the
+/// bytes came at half of it.
 const AHEAD_BYTES: usize = 32 << 10;
+
+/// Bytes that are prefetched beyond a strip when it begins.
+const BEYOND_BYTES: usize = 8 << 10;
+
+/// Greatest prefetch distance: half of a 512 KiB second-level cache. The last rows of longer strips are read cold.
+const AHEAD_BYTES_MAX: usize = 256 << 10;
+
+/// The prefetch distance for strips of so many bytes that are read in place. All of a strip must be there when it begins, because each
+/// of its rows is read from its first byte on.
+fn ahead_bytes(strip_bytes: usize) -> usize {
+    (strip_bytes + BEYOND_BYTES).clamp(AHEAD_BYTES, AHEAD_BYTES_MAX)
+}
 
 /// Address of row 0's first byte, and the distance between rows.
 #[derive(Clone, Copy)]
@@ -46,18 +58,6 @@ pub(super) struct Ahead {
     left: usize,
 }
 
-/// Bytes that are prefetched beyond a strip when it begins.
-const BEYOND_BYTES: usize = 8 << 10;
-
-/// Greatest prefetch distance: half of a 512 KiB second-level cache.
-const AHEAD_BYTES_MAX: usize = 256 << 10;
-
-/// The prefetch distance for strips of so many bytes. All of a strip must be there when it begins, because each of its rows is read
-/// from its first byte on.
-fn ahead_bytes(strip_bytes: usize) -> usize {
-    (strip_bytes + BEYOND_BYTES).clamp(AHEAD_BYTES, AHEAD_BYTES_MAX)
-}
-
 impl Ahead {
     /// Prefetches as many bytes as `at .. at + bytes` of each of `lanes` rows are.
     #[inline(always)]
@@ -69,15 +69,15 @@ impl Ahead {
 }
 
 /// Where a step's share of prefetching begins. Its lines are prefetched one by one, between its products. All at once, they find no
-/// place among the misses in flight (24 on Zen 4). Later none begins. That took a sixth of the rate.
+/// place among the misses in flight (24 on Zen 4). Then none is asked for until the next step, which cost a sixth of the rate.
 #[derive(Clone, Copy)]
 pub(super) struct Spread {
     at: *const u8,
 }
 
 impl Spread {
-    /// The share of a step that reads `at .. at + bytes` of each of `lanes` rows. Where nothing is left to prefetch, it is lines of
-    /// the strip itself, which are there.
+    /// The share of a step that reads `at .. at + bytes` of each of `lanes` rows. Where less than that is left to
+    /// prefetch, it asks for the strip's first lines, which are in the cache.
     #[inline(always)]
     pub(super) fn new(piece: Piece, lanes: usize, at: usize, bytes: usize) -> Self {
         let ahead = piece.ahead;
@@ -85,6 +85,7 @@ impl Spread {
         Self { at: if left { ahead.at.wrapping_add(lanes * at) } else { piece.strip.base } }
     }
     /// Prefetches the part of product `quad` of group `g`, one of eight. A group has `bytes` bytes in all rows, a constant.
+    /// Products of groups of few lines ask for some of the next group's, too: with a bound, decode of a 1B model was 5 % slower.
     #[inline(always)]
     pub(super) fn prefetch(self, bytes: usize, g: usize, quad: usize) {
         let lines = bytes.div_ceil(CACHE_LINE_BYTES);
@@ -343,10 +344,11 @@ pub(super) unsafe fn multiply<K: StripKernels>(
 ) {
     let in_place = acts.rows() <= K::IN_PLACE;
     let bytes = weight.rows_bytes(rows.start, rows.len());
+    // Longer distances were not measured for panels.
+    let distance = if in_place { ahead_bytes(K::LANES * weight.row_bytes()) } else { AHEAD_BYTES };
     if in_place {
         // The first rows come all at once: nothing before them asked for them.
-        let strip_bytes = K::LANES * weight.row_bytes();
-        Ahead { at: bytes.as_ptr(), left: bytes.len() }.prefetch(1, 0, ahead_bytes(strip_bytes));
+        Ahead { at: bytes.as_ptr(), left: bytes.len() }.prefetch(1, 0, distance);
     }
     let tile_rows = if in_place { K::LANES } else { K::STRIPS * K::LANES };
     let mut at = 0;
@@ -363,7 +365,7 @@ pub(super) unsafe fn multiply<K: StripKernels>(
         ];
         let places = out.values[at..].as_mut_ptr();
         let sums = Sums { at: places, stride: out.stride, rows: count, from_zero: true };
-        let (pieces, planes) = (Pieces::new(weight, bytes), Acts::new(acts));
+        let (pieces, planes) = (Pieces::new(weight, bytes, distance), Acts::new(acts));
         // SAFETY: the caller vouches for the processor. `strip` returns whole rows of `cols` values. The planes of
         // `acts` hold `rows` rows of `stride` values, at least `cols` (compared by `matmul_rows`). `out` holds
         // `count` values from `at` on at its stride for each activation row (compared there too); kernels write at
@@ -402,16 +404,18 @@ struct Pieces {
     block_bytes: usize,
     blocks: usize,
     count: usize,
+    /// Prefetch distance in bytes.
+    distance: usize,
 }
 
 impl Pieces {
     /// Those of a matrix of which these are the bytes of some rows.
-    fn new(weight: &MatrixView<'_>, rows: &[u8]) -> Self {
+    fn new(weight: &MatrixView<'_>, rows: &[u8], distance: usize) -> Self {
         let (len, block_bytes) = (weight.dtype().block_len(), weight.dtype().block_bytes());
         let blocks = weight.cols() / len;
         let count = (weight.cols() / 32).div_ceil(PANEL_GROUPS);
         let Range { start, end } = rows.as_ptr_range();
-        Self { start, end, block_groups: len / 32, block_bytes, blocks, count }
+        Self { start, end, block_groups: len / 32, block_bytes, blocks, count, distance }
     }
 
     /// First block of piece `index`.
@@ -424,8 +428,7 @@ impl Pieces {
     #[inline(always)]
     fn piece(self, strip: Strip, index: usize, lanes: usize) -> Piece {
         let (first, end) = (self.block(index), self.block(index + 1));
-        let distance = ahead_bytes(lanes * self.blocks * self.block_bytes);
-        let ahead = strip.base.wrapping_add(distance + lanes * first * self.block_bytes);
+        let ahead = strip.base.wrapping_add(self.distance + lanes * first * self.block_bytes);
         // Nothing comes after a strip that was copied, whose address says nothing.
         let inside = (self.start..self.end).contains(&ahead);
         Piece {

@@ -139,7 +139,7 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn symmetric(self, codes: __m512i, zero: u8) -> __m512i {
-        // Codes above 0 stay as they are. Signed ones become unsigned and 128 too large.
+        // Codes with a zero are unsigned already. Signed ones become unsigned and 128 too large.
         if zero > 0 { codes } else { op!(_mm512_xor_si512(codes, _mm512_set1_epi8(-128))) }
     }
     #[inline(always)]
@@ -178,8 +178,9 @@ impl Rows for Rows16 {
 #[inline(always)]
 unsafe fn fours(strip: Strip, at: usize) -> [__m512i; 4] {
     let mut stride = strip.stride;
-    // SAFETY: does nothing. But the compiler no longer knows that the stride stays the same, and makes rows' addresses here, out of
-    // six registers. Else it keeps sixteen pointers through the loop, on the stack.
+    // The compiler no longer knows that the stride stays the same, and makes the rows' addresses here, out of six registers. Else it
+    // keeps sixteen pointers through the loop, on the stack.
+    // SAFETY: does nothing.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) stride, options(nomem, nostack, preserves_flags)) };
     let four = |row: usize| strip.base.wrapping_add(at).wrapping_add(4 * row * stride);
     let rows = [four(0), four(1), four(2), four(3)];

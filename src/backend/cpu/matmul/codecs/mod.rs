@@ -101,7 +101,8 @@ pub(super) trait Rows: Copy + Debug {
     unsafe fn gather_pairs(self, table: &[[u32; 2]], indices: Self::Words) -> [Self::Words; 2];
     /// 16 in byte i of a word where bit `4 * quad + i` of the same word of `bits` is set, else 0.
     fn fifth_bits(self, bits: Self::Words, quad: usize) -> Self::Words;
-    /// Converts codes of a symmetric type, `zero` too large (128 or less), to the form that products take.
+    /// Converts codes of a symmetric type, `zero` too large (128 or less), to the form that products take. `zero` is that of
+    /// [`Codec::CODES`].
     fn symmetric(self, codes: Self::Words, zero: u8) -> Self::Words;
     /// The f16 in the low half of each word.
     fn halves(self, a: Self::Words) -> Self::Floats;
