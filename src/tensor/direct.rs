@@ -70,11 +70,11 @@ mod tests {
 
     use super::*;
 
-    /// A temporary file on disk, because the temporary folder may be in memory.
+    /// A temporary file on disk, beside this test program: the temporary folder may be in memory.
     fn file(bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
         let content: Vec<u8> = (0..bytes).map(|at| (at * 31 + at / 251) as u8).collect();
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
-        let mut file = tempfile::NamedTempFile::new_in(folder).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let mut file = tempfile::NamedTempFile::new_in(program.parent().unwrap()).unwrap();
         file.write_all(&content).unwrap();
         file.as_file().sync_all().unwrap();
         (file, content)
