@@ -26,6 +26,7 @@ mod recurrent_on_gpu;
 mod refusals;
 mod runner;
 mod sampling;
+mod scaled;
 mod small;
 mod small_on_gpu;
 mod steps;

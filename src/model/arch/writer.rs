@@ -305,7 +305,30 @@ impl<'a> Writer<'a> {
         let (rows, cols) = (self.program.width(out), self.program.width(from));
         let weight = self.required(role, &format!("{stem}.weight"), Want::Matrix { rows, cols });
         let bias = self.present(role, &format!("{stem}.bias"), Want::Vector(rows), bias);
-        self.program.push(Op::Project { weight, bias, from, out, add });
+        match self.matrix_scale(role, stem, bias.is_some()) {
+            None => self.program.push(Op::Project { weight, bias, from, out, add }),
+            Some(by) if add => {
+                let scaled = self.program.value(rows);
+                self.program.push(Op::Project { weight, bias, from, out: scaled, add: false });
+                self.program.push(Op::Add { from: scaled, scale: by, out });
+            }
+            Some(by) => {
+                self.program.push(Op::Project { weight, bias, from, out, add });
+                self.program.push(Op::Scale { by, value: out });
+            }
+        }
+    }
+
+    /// The factor `STEM.scale` of a whole matrix, as files with NVFP4 weights have it. It is a number of the computation, so it is read
+    /// here. A matrix with a bias has none: the factor comes before the bias. `STEM.input_scale` is for activations in NVFP4.
+    fn matrix_scale(&mut self, role: &'static str, stem: &str, has_bias: bool) -> Option<f32> {
+        let [scale, input_scale] = ["scale", "input_scale"].map(|kind| self.name(&format!("{stem}.{kind}")));
+        self.tensors.unused(&input_scale);
+        if has_bias {
+            return None;
+        }
+        let tensor = self.tensors.optional(role, &scale, Want::Vector(1))?;
+        tensor.bytes().first_chunk().map(|bytes| f32::from_le_bytes(*bytes))
     }
 
     /// Cuts the matrix `STEM.weight` and the bias `STEM.bias` into pieces of `rows[i]` outputs, one projection each.
@@ -321,6 +344,7 @@ impl<'a> Writer<'a> {
         let [weight_name, bias_name] = ["weight", "bias"].map(|kind| self.name(&format!("{stem}.{kind}")));
         let weight = self.tensors.required(role, &weight_name, Want::Matrix { rows: all, cols });
         let bias = self.tensors.present(role, &bias_name, Want::Vector(all), bias);
+        let by = self.matrix_scale(role, stem, bias.is_some());
         let mut first = 0;
         rows.map(|rows| {
             let range = first..first + rows as u64;
@@ -333,6 +357,9 @@ impl<'a> Writer<'a> {
             let bias = bias.map(|bias| self.put(Some(bias), Residence::Device));
             let out = self.program.value(rows);
             self.program.push(Op::Project { weight, bias, from, out, add: false });
+            if let Some(by) = by {
+                self.program.push(Op::Scale { by, value: out });
+            }
             out
         })
     }
