@@ -107,7 +107,7 @@ impl Matrix {
         let floats: &[usize] = match dtype {
             DType::F32 => &[3],
             DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
-            DType::MXFP4 => &[0],
+            DType::MXFP4 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 => &[0],
             DType::NVFP4 => &[0, 1, 2, 3],
             DType::Q6_K => &[209],
             DType::Q2_K => &[81, 83],
@@ -122,7 +122,7 @@ impl Matrix {
         };
         let byte = match dtype {
             DType::F32 | DType::BF16 => 0x3c,
-            DType::MXFP4 => 120,
+            DType::MXFP4 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 => 120,
             DType::NVFP4 => 24,
             _ => 0x20,
         };

@@ -15,6 +15,7 @@
 #include "quant/floats.h"
 #include "quant/list.h"
 #include "quant/small.h"
+#include "quant/small_floats.h"
 
 DEV u32 two_f16(f32 low, f32 high) { return pack_f16x2(within_f16(low), within_f16(high)); }
 

@@ -5,7 +5,7 @@
 // Variants   embed_rows_<type>, type f32 f16 bf16 and all of quant/list.h
 // Requires   cols a multiple of the type's block
 // Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
-// Alignment  16 bytes for `bytes`; row_bytes even, for f32 a multiple of 4, for mxfp4 any
+// Alignment  16 bytes for `bytes`; row_bytes even, for f32 a multiple of 4, for mxfp4 and mxfp6 any
 // Sums in    no sums; f32. At a scale of 1 values equal ggml's dequantize_row_* to the bit; the scale rounds once
 // Tolerance  0: equal values
 // Reference  ggml's values (tests/golden/quant-blocks.bin) times the scale in f32, in tests/kernels/embed.rs
@@ -99,6 +99,26 @@ struct MXFP4 {
         return e8m0_half_to_f32(b[0]) * (code >= 8 ? -(f32)doubled : (f32)doubled);
     }
 };
+struct NVFP4 {
+    static constexpr u32 LENGTH = 64, BYTES = 36;
+    DEV static f32 value(const u8* b, u32 i) {
+        const u32 code = b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15, doubled = (u32)(0x0c08060403020100ull >> (8 * (code % 8))) & 255;
+        return ue4m3_half_to_f32(b[i / 16]) * (code >= 8 ? -(f32)doubled : (f32)doubled);
+    }
+};
+// Six bits of value i: sign, exponent, mantissa of M bits.
+template <u32 M> struct MXFP6 {
+    static constexpr u32 LENGTH = 32, BYTES = 25;
+    DEV static f32 value(const u8* b, u32 i) {
+        const u32 bits = (b[1 + i % 16] >> (i / 16 * 4) & 15) | (b[17 + i / 16 * 4 + i % 4] >> (i % 16 / 4 * 2) & 3) << 4;
+        const u32 exponent = bits >> M & ((1u << (5 - M)) - 1), mantissa = bits & ((1u << M) - 1);
+        // Multiples of the least value, which is an eighth or a sixteenth.
+        const u32 size = exponent == 0 ? mantissa : (mantissa | 1u << M) << (exponent - 1);
+        return e8m0_half_to_f32(b[0]) * (M == 3 ? 0.25f : 0.125f) * (bits >= 32 ? -(f32)size : (f32)size);
+    }
+};
+using MXFP6_E2M3 = MXFP6<3>;
+using MXFP6_E3M2 = MXFP6<2>;
 
 // Byte i (0..16) of two words, as a signed number.
 DEV f32 table_byte(u64 low, u64 high, u32 i) { return (f32)(i8)((i < 8 ? low : high) >> (8 * (i % 8)) & 255); }

@@ -15,6 +15,7 @@
 #include "quant/list.h"
 #include "gemv/gemv.h"
 #include "quant/small.h"
+#include "quant/small_floats.h"
 
 namespace gemv_heads {
 

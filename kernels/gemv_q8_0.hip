@@ -2,4 +2,4 @@
 // Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
-GEMV_QUANT_AS(KERNEL, q8_0, Q8_0)
+GEMV_QUANT_AS(KERNEL, KERNEL_FOUR_TIMES, q8_0, Q8_0)

@@ -15,6 +15,7 @@
 //            codebooks
 #include "quant/list.h"
 #include "quant/repack_small.h"
+#include "quant/repack_small_floats.h"
 
 template <class T> DEV void repack(const u8* file, u8* planes, u64 weights, u64 first, u64 groups) {
     constexpr u32 GROUPS = Repack<T>::BLOCK / 32;

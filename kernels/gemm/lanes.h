@@ -59,7 +59,7 @@ template <u32 M> struct LaneSums {
         Group group[ACROSS][HELD];
         Large large[ACROSS];
         UNROLL for (u32 j = 0; j < ACROSS; j++) {
-            UNROLL for (u32 h = 0; h < HELD; h++) group[j][h] = T::decode(loaded.raw[j][h], g);
+            UNROLL for (u32 h = 0; h < HELD; h++) group[j][h] = decode_for_words<T>(loaded.raw[j][h], g);
             large[j] = limit_groups<T>(group[j]);
         }
         UNROLL for (u32 half = 0; half < 2; half++) {
@@ -69,7 +69,7 @@ template <u32 M> struct LaneSums {
                     const Factors by = factors<T>(group[j][h], half);
                     u32 words[4][2];
                     UNROLL for (u32 i = 0; i < 4; i++) {
-                        decode_word<T>(group[j][h].code[4 * half + i], by, words[i]);
+                        decode_word<T>(group[j][h], 4 * half + i, by, words[i]);
                         if (large[j].any) {
                             UNROLL for (u32 b = 0; b < 2; b++) words[i][b] = large[j].mine ? within_f16x2(words[i][b]) : words[i][b];
                         }

@@ -88,14 +88,21 @@ struct Large {
     bool mine, any;
 };
 
-// Says so of these groups: |code - offset| is at most 128. Brings their scales and minimums into the range then.
+// A group for `decode_word`. Two digits would take too many registers.
+template <class T> DEV Group decode_for_words(const typename T::Raw& raw, u32 g) {
+    if constexpr (HAS_HIGH<T>) return T::decode_floats(raw);
+    else return T::decode(raw, g);
+}
+
+// Says so of these groups: |code - offset| is at most 128, and a float at most T::most. Brings their scales and minimums into the range then.
 template <class T, u32 COUNT> DEV Large limit_groups(Group (&groups)[COUNT]) {
-    f32 most = 0.0f;
+    f32 most = 0.0f, code = 128.0f;
+    if constexpr (HAS_HIGH<T>) code = T::most;
     UNROLL for (u32 i = 0; i < COUNT; i++) {
         const Group& group = groups[i];
         const f32 scale = T::halves ? max_f32(abs_f32(group.scale[0]), abs_f32(group.scale[1])) : abs_f32(group.scale[0]);
         const f32 min = T::halves ? max_f32(abs_f32(group.min[0]), abs_f32(group.min[1])) : abs_f32(group.min[0]);
-        most = max_f32(most, fma_f32(128.0f, scale, min));
+        most = max_f32(most, fma_f32(code, scale, min));
     }
     const bool mine = most > 65000.0f && most < INFINITY_F32;
     const Large large = {mine, any(mine)};
@@ -119,10 +126,13 @@ template <class T> DEV Factors factors(const Group& group, u32 half) {
     return {pack_f16x2(scale, scale), T::affine ? pack_f16x2(group.min[half], group.min[half]) : 0};
 }
 
-// A word of four codes in f16: code * scale + min, rounded once.
-template <class T> DEV void decode_word(i32 codes, const Factors& by, u32 (&words)[2]) {
+// Word w of a group's codes, four of them, in f16: code * scale + min, rounded once.
+template <class T> DEV void decode_word(const Group& group, u32 w, const Factors& by, u32 (&words)[2]) {
     UNROLL for (u32 b = 0; b < 2; b++) {
-        words[b] = fma_f16x2(bytes_f16x2<LESS<T>>(u32(codes) ^ FLIP<T>, 2 * b), by.scales, by.mins);
+        u32 codes;
+        if constexpr (HAS_HIGH<T>) codes = T::floats_f16x2(u32(group.code[w]), 2 * b);
+        else codes = bytes_f16x2<LESS<T>>(u32(group.code[w]) ^ FLIP<T>, 2 * b);
+        words[b] = fma_f16x2(codes, by.scales, by.mins);
     }
 }
 

@@ -146,7 +146,7 @@ template <class T> struct WideWeights : LaneWeights<T, Wide> {
         Factors by[Wide::HELD][2];
 
         DEV Now(const Ahead& loaded, u32 g) {
-            UNROLL for (u32 h = 0; h < Wide::HELD; h++) group[h] = T::decode(loaded.raw[0][h], g);
+            UNROLL for (u32 h = 0; h < Wide::HELD; h++) group[h] = decode_for_words<T>(loaded.raw[0][h], g);
             large = limit_groups<T>(group);
             UNROLL for (u32 h = 0; h < Wide::HELD; h++) {
                 by[h][0] = factors<T>(group[h], 0);
@@ -158,7 +158,7 @@ template <class T> struct WideWeights : LaneWeights<T, Wide> {
             UNROLL for (u32 i = 0; i < 2; i++) {
                 UNROLL for (u32 h = 0; h < Wide::HELD; h++) {
                     u32 words[2];
-                    decode_word<T>(group[h].code[2 * q + i], by[h][q / 2], words);
+                    decode_word<T>(group[h], 2 * q + i, by[h][q / 2], words);
                     a[i][h] = words[0], a[i][h + 2] = words[1];
                 }
             }

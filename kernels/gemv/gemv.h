@@ -68,7 +68,7 @@ template <class Tile> DEV Activations<Tile> activations(const typename Tile::In&
 // instead of 488, and 1B 1,890 instead of 1,610. A unit of Q8_0 is two loads by itself. AMD's compiler waits for more loads one after
 // another then.
 template <class T, class Tile> constexpr bool LOADS_MORE = false;
-template <class T> constexpr bool LOADS_MORE<T, A8Tile<1>> = LAUNCHES_OVERLAP && T::plane(0).bytes < 32;
+template <class T> constexpr bool LOADS_MORE<T, A8Tile<1>> = LAUNCHES_OVERLAP && T::plane(0).bytes < 32 && !HAS_HIGH<T>;
 
 // The same for gate and up. With these types it would take more than 64 registers, and so fewer than four blocks share a unit.
 template <class T, class Tile> constexpr bool GATE_LOADS_MORE = LOADS_MORE<T, Tile>;
@@ -326,16 +326,16 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
 
 // A team's two weight rows share each read of activations from LDS; four rows would spill registers at 8 columns. Gate and up
 // with f32 activations at 4 columns spill up to 23 registers on gfx906, so they stop at 2.
-#define GEMV_QUANT_AS(KIND, NAME, T)                                                                                           \
+#define GEMV_QUANT_AS(KIND, GATED_KIND, NAME, T)                                                                                      \
     GEMV_STORE(KIND, NAME##_a8_1, T, 2, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                        \
     GEMV_STORE(KIND, NAME##_a8_2, T, 2, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                        \
     GEMV_STORE(KIND, NAME##_a8_4, T, 2, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                        \
     GEMV_STORE(KIND, NAME##_a8_8, T, 2, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                        \
     GEMV_STORE(KERNEL, NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
     GEMV_STORE(KERNEL, NAME##_f32_4, T, 1, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
-    GEMV_GATED(KERNEL_FOUR_TIMES, NAME##_a8_1, T, 1, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                           \
-    GEMV_GATED(KERNEL_FOUR_TIMES, NAME##_a8_2, T, 1, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                           \
-    GEMV_GATED(KERNEL_FOUR_TIMES, NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                           \
+    GEMV_GATED(GATED_KIND, NAME##_a8_1, T, 1, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                  \
+    GEMV_GATED(GATED_KIND, NAME##_a8_2, T, 1, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                  \
+    GEMV_GATED(GATED_KIND, NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                  \
     GEMV_GATED(KERNEL, NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                      \
     GEMV_GATED(KERNEL, NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
     GEMV_GATED(KERNEL, NAME##_f32_2, T, 1, 1, 2, GEMV_TILE(32, 2), GEMV_F32_INPUT, GEMV_F32_PARAMS)                            \
@@ -344,7 +344,7 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
     GEMV_EXPERTS_GATED(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                           \
     GEMV_EXPERTS_GATED(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 
-#define GEMV_QUANT(NAME, T) GEMV_QUANT_AS(KERNEL_TWICE, NAME, T)
+#define GEMV_QUANT(NAME, T) GEMV_QUANT_AS(KERNEL_TWICE, KERNEL_FOUR_TIMES, NAME, T)
 
 #define GEMV_FLOAT_M(NAME, T, R, P, U, M)                                                                                      \
     GEMV_STORE(KERNEL, NAME##_f32_##M, T, R, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)                   \

@@ -69,9 +69,15 @@ template <u32 M> struct A8Tile {
             const i32 sum_a = i32(i16(sums[m][at])), sum_b = i32(sums[m][at]) >> 16;
             UNROLL for (u32 r = 0; r < R; r++) {
                 const i32* c = w[r].code;
-                i32 dot_a = T::halves ? -T::offset * sum_a : 0, dot_b = T::halves ? -T::offset * sum_b : -T::offset * (sum_a + sum_b);
+                i32 dot_a = T::halves ? -OFFSET<T> * sum_a : 0, dot_b = T::halves ? -OFFSET<T> * sum_b : -OFFSET<T> * (sum_a + sum_b);
                 dot_a = dot4(c[3], i32(a.w), dot4(c[2], i32(a.z), dot4(c[1], i32(a.y), dot4(c[0], i32(a.x), dot_a))));
                 dot_b = dot4(c[7], i32(b.w), dot4(c[6], i32(b.z), dot4(c[5], i32(b.y), dot4(c[4], i32(b.x), dot_b))));
+                if constexpr (HAS_HIGH<T>) {
+                    static_assert(!T::halves);
+                    const i32* h = w[r].high;
+                    const i32 lower = dot4(h[3], i32(a.w), dot4(h[2], i32(a.z), dot4(h[1], i32(a.y), dot4(h[0], i32(a.x), 0))));
+                    dot_a += DIGIT * dot4(h[7], i32(b.w), dot4(h[6], i32(b.z), dot4(h[5], i32(b.y), dot4(h[4], i32(b.x), lower))));
+                }
                 f32 part;
                 if constexpr (T::halves) part = fma_f32(w[r].scale[1], f32(dot_b), w[r].scale[0] * f32(dot_a));
                 else part = w[r].scale[0] * f32(dot_a + dot_b);

@@ -60,4 +60,6 @@ DEV u32 within_f16x2(u32 v) {
 #endif
 // Exponent 0 is the denormal 2^-127.
 DEV f32 e8m0_to_f32(u8 e) { return as_f32(e == 0 ? 0x400000u : (u32)e << 23); }
+// By way of f16, which has one bit of the exponent more. 0x7f is 0, as in ggml.
+DEV f32 ue4m3_half_to_f32(u8 v) { return v == 0x7f ? 0.0f : f16_to_f32(f16_from_bits((u16)((v & 127) << 7))) * 128.0f; }
 DEV f32 e8m0_half_to_f32(u8 e) { return as_f32(e < 2 ? 0x200000u << e : (u32)(e - 1) << 23); }

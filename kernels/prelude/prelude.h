@@ -68,6 +68,7 @@
 //   registers from before
 //   u32 bytes_f16x2<LESS>(u32, i)  bytes i and i + 1 as f16, less LESS (0..128): exact
 //   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)
+//   ue4m3_half_to_f32(u8) (half of an 8-bit float, NVFP4's scale over doubled codes)
 // Matrix unit, where HAS_MATRIX_UNIT is 1 (else 0 and none of these): D = A B + C, 16x16x16, f16 in, f32 sum, one wave
 //   Frag::A a = Frag::load_a(p, ld)    element (row, k) = p[row*ld + k], rows 16-byte aligned    Frag::A::SIZE elements a lane:
 //   Frag::B b = Frag::load_bt(p, ld)   element (k, col) = p[col*ld + k], rows 16-byte aligned      a.get(l) a.set(l, f16)

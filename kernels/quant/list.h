@@ -12,6 +12,9 @@
     X(q5_0, Q5_0)                                                                                                              \
     X(q5_1, Q5_1)                                                                                                              \
     X(mxfp4, MXFP4)                                                                                                            \
+    X(mxfp6_e2m3, MXFP6_E2M3)                                                                                                  \
+    X(mxfp6_e3m2, MXFP6_E3M2)                                                                                                  \
+    X(nvfp4, NVFP4)                                                                                                            \
     X(q4_k, Q4_K)                                                                                                              \
     X(q5_k, Q5_K)                                                                                                              \
     X(q6_k, Q6_K)                                                                                                              \

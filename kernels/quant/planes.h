@@ -15,6 +15,8 @@
 // | Q5_0        | 16 B nibbles           | 4 B fifth bits per group; f16 d per group                                    |
 // | Q5_1        | 16 B nibbles           | 4 B fifth bits per group; f16 (d, m) per group                               |
 // | MXFP4       | 16 B nibbles           | e8m0 byte per group                                                          |
+// | MXFP6_E2M3 MXFP6_E3M2 | 16 B nibbles | 8 B upper bits per group; e8m0 byte per group                                |
+// | NVFP4       | 16 B nibbles           | 2 B per group: e4m3 byte of each half                                        |
 // | Q4_K        | 16 B nibbles           | 16 B header per 256: f16 (d, dmin), then 8 x 12 bits: scale, minimum << 6    |
 // | Q5_K        | 16 B nibbles           | 4 B fifth bits per group; header as Q4_K                                     |
 // | Q6_K        | 16 B nibbles           | 8 B upper bits per group; i8 scale x 2 per group; f16 d per 256              |
@@ -63,11 +65,18 @@ DEV u64 plane_offset(u64 weights, u32 index) {
 
 // A decoded group: eight words of four int8 codes, scales and minimum. Weight 4w + b is byte b of code[w].
 // Value = scale[i / 16] * (code - T::offset) + min[i / 16], where min is 0 unless T::affine, and both are equal unless T::halves.
+// Codes past a byte have two digits: for code - T::offset then stands (code - T::offset) + DIGIT * (high - T::offset).
 struct Group {
     i32 code[8];
     f32 scale[2];
     f32 min[2];
+    i32 high[8];
 };
+// A type of two digits also has decode_floats(raw), floats_f16x2(word, first) and most, for products on the matrix unit.
+template <class T> inline constexpr bool HAS_HIGH = false;
+constexpr i32 DIGIT = 8;
+// What the sum of a code's digits, each times what it counts, exceeds the code by.
+template <class T> constexpr i32 OFFSET = T::offset * (HAS_HIGH<T> ? 1 + DIGIT : 1);
 
 // Entry `index` of a plane.
 DEV u32x4 plane_16(const u8* plane, u64 index) { return load16_once(plane + 16 * index); }
@@ -114,7 +123,8 @@ DEV u32 scale_and_min(const u32x4& header, u32 index) {
 template <class T>
 DEV void group_values(const Group& group, f32 (&out)[32]) {
     UNROLL for (u32 i = 0; i < 32; i++) {
-        const i32 code = byte_i8(u32(group.code[i / 4]), i % 4) - T::offset;
+        i32 code = byte_i8(u32(group.code[i / 4]), i % 4) - OFFSET<T>;
+        if constexpr (HAS_HIGH<T>) code += DIGIT * byte_i8(u32(group.high[i / 4]), i % 4);
         out[i] = T::affine ? fma_f32(group.scale[i / 16], f32(code), group.min[i / 16]) : group.scale[i / 16] * f32(code);
     }
 }

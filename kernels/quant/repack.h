@@ -61,14 +61,6 @@ template <> struct Repack<Q5_1> {
         put_4(plane<Q5_1>(planes, weights, 2), g, bytes_4(block));
     }
 };
-template <> struct Repack<MXFP4> {
-    static constexpr u32 BLOCK = 32, BYTES = 17;
-    DEV static void to_planes(const u8* block, u8* planes, u64 weights, u64 g) {
-        store16(planes + 16 * g, bytes_16(block + 1));
-        plane<MXFP4>(planes, weights, 1)[g] = block[0];
-    }
-};
-
 // In a Q4_K or Q5_K block, 32 bytes hold the nibbles of two groups: low nibbles of group 2i, high nibbles of group 2i + 1.
 DEV void put_k_nibbles(const u8* nibbles, u8* quants, u64 g) {
     const u8* from = nibbles + 32 * (g % 8 / 2);

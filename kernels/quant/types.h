@@ -4,6 +4,7 @@
 //   affine            a group has minimums; otherwise `min` is 0
 //   halves            each half of a group has its own scale and minimum; otherwise both are equal
 //   negative          codes are signed bytes; otherwise none is below 0
+// HAS_HIGH<T> says that codes have two digits (quant/planes.h).
 // and has
 //   Raw               one group in a lane's registers between load and use
 //   View              addresses of the planes of a tensor, from some group on
@@ -13,6 +14,7 @@
 //   decode(raw, g)    Raw -> Group; values equal the file format's to the bit when computed as scale * (code - offset) + min.
 //                     g is the group's number, or any number with the same remainder by 8
 // Groups are counted through the whole tensor: row * (cols / 32) + group of the row.
+// small.h and small_floats.h have more types.
 #pragma once
 #include "planes.h"
 
@@ -39,7 +41,8 @@ struct Q8_0 {
         return {{i32(raw.q[0].x), i32(raw.q[0].y), i32(raw.q[0].z), i32(raw.q[0].w), i32(raw.q[1].x), i32(raw.q[1].y),
                  i32(raw.q[1].z), i32(raw.q[1].w)},
                 {d, d},
-                {0.0f, 0.0f}};
+                {0.0f, 0.0f},
+                {}};
     }
 };
 
@@ -148,39 +151,6 @@ struct Q5_1 {
         const f32x2 dm = unpack_f16x2(raw.dm);
         group.scale[0] = group.scale[1] = dm.x;
         group.min[0] = group.min[1] = dm.y;
-        return group;
-    }
-};
-
-// 4-bit floats under one power of two. Codes are the doubled values; the scale is half the power.
-struct MXFP4 {
-    static DEV constexpr PlaneSpec plane(u32 i) {
-        return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{1, 32} : PlaneSpec{0, 32};
-    }
-    static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = false, negative = true;
-    struct Raw {
-        u32x4 q;
-        u8 e;
-    };
-    struct View {
-        const u8 *q, *e;
-    };
-    static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<MXFP4>(weights, 1)}; }
-    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.e + g}; }
-    static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_1(v.e, g)}; }
-    static DEV Group decode(const Raw& raw, u32) {
-        // Bytes 0 1 2 3 4 6 8 12, then their negatives.
-        constexpr u32x4 table = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
-        const u32 words[4] = {raw.q.x, raw.q.y, raw.q.z, raw.q.w};
-        Group group;
-        UNROLL for (u32 w = 0; w < 4; w++) {
-            const u32x2 both = table16(words[w], table);
-            group.code[w] = i32(both.x);
-            group.code[w + 4] = i32(both.y);
-        }
-        group.scale[0] = group.scale[1] = e8m0_half_to_f32(raw.e);
-        group.min[0] = group.min[1] = 0.0f;
         return group;
     }
 };

@@ -2,6 +2,9 @@
 //!
 //! Numbers, names and sizes follow ggml (`ggml.h`, `ggml-common.h`). The table also lists types that no backend
 //! computes, so that a file with them can be shown and refused by name.
+//!
+//! ggml has no 6-bit floats. Those of the OCP microscaling format (MX, section 5.3.2) have private numbers here, far from
+//! ggml's and its forks': 6023 is E2M3, 6032 is E3M2. `cargo xtask requantize` writes them.
 
 /// Element type of a tensor: a ggml type with its quant-block geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,9 +44,11 @@ pub enum DType {
     MXFP4,
     NVFP4,
     Q1_0,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
 }
 
-/// ggml number, type, name, values per quant block, bytes per quant block.
+/// Number, type, name, values per quant block, bytes per quant block.
 const TABLE: &[(u32, DType, &str, u32, u32)] = &[
     (0, DType::F32, "F32", 1, 4),
     (1, DType::F16, "F16", 1, 2),
@@ -79,6 +84,8 @@ const TABLE: &[(u32, DType, &str, u32, u32)] = &[
     (39, DType::MXFP4, "MXFP4", 32, 17),
     (40, DType::NVFP4, "NVFP4", 64, 36),
     (41, DType::Q1_0, "Q1_0", 128, 18),
+    (6023, DType::MXFP6_E2M3, "MXFP6_E2M3", 32, 25),
+    (6032, DType::MXFP6_E3M2, "MXFP6_E3M2", 32, 25),
 ];
 
 impl DType {
@@ -97,12 +104,12 @@ impl DType {
         TABLE.iter().map(|r| r.1)
     }
 
-    /// ggml's number of the type.
+    /// Number of the type in files: ggml's where it has one.
     pub fn ggml(self) -> u32 {
         self.row().0
     }
 
-    /// ggml's name of the type, such as `Q4_K`.
+    /// Name of the type, ggml's where it has one, such as `Q4_K`.
     pub fn name(self) -> &'static str {
         self.row().2
     }
@@ -144,7 +151,7 @@ mod tests {
             assert_eq!((dtype.ggml(), dtype.name()), (number, name));
             assert_eq!(format!("{dtype:?}"), name);
         }
-        assert_eq!(TABLE.len(), DType::Q1_0 as usize + 1);
+        assert_eq!(TABLE.len(), DType::MXFP6_E3M2 as usize + 1);
         assert_eq!(DType::from_ggml(4), None, "Q4_2 was removed from ggml");
     }
 

@@ -223,7 +223,10 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
         }
         // A power of two, times codes up to 6.
         DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8,
-        // The same, with the mantissas of the scales.
+        // The same, times values up to 7.5 or 28.
+        DType::MXFP6_E2M3 => block[0] = (127.0 + (scale / 7.5).log2().floor()) as u8,
+        DType::MXFP6_E3M2 => block[0] = (127.0 + (scale / 28.0).log2().floor()) as u8,
+        // A float of eight bits, with random mantissas, times codes up to 6.
         DType::NVFP4 => {
             let exponent = (7.0 + (scale / 6.0).log2().floor()).clamp(0.0, 14.0) as u8;
             block[..4].iter_mut().for_each(|scale| *scale = exponent << 3 | *scale & 7);

@@ -38,6 +38,9 @@ enum Command {
     /// Write a model file of a real model's shape with random weights, to measure a machine's speed.
     #[command(disable_help_flag = true)]
     Synthetic(lab::Args),
+    /// Write a model's file again with 6-bit floats (MXFP6) for its matrices.
+    #[command(disable_help_flag = true)]
+    Requantize(lab::Args),
     /// Write manual pages and shell completions, made from command lines and documents.
     #[command(disable_help_flag = true)]
     Docs(lab::Args),
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Lookalike(args) => lookalike::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Synthetic(args) => lab::hand_on("synthetic", &args),
+        Command::Requantize(args) => lab::hand_on("requantize", &args),
         Command::Docs(args) => lab::hand_on("docs", &args),
         Command::Release(args) => release::run(&args),
         Command::Install(args) => install::install(&args),

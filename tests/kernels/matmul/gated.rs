@@ -132,7 +132,11 @@ fn gate_and_up_meet_in_one_launch() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for dtype in quantised_types().chain(float_types()) {
-        let (n, cols) = if dtype.block_len() == 1 { (43, 57) } else { (64, dtype.block_len().max(96)) };
+        let (n, cols) = if dtype.block_len() == 1 {
+            (43, 57)
+        } else {
+            (64, 96_usize.next_multiple_of(dtype.block_len()))
+        };
         let pair = Pair::random(rig, dtype, n, cols, &mut random);
         let biases = [random.normals(n), random.normals(n)];
         let device_biases = [rig.upload(&biases[0]), rig.upload(&biases[1])];
@@ -254,7 +258,7 @@ fn each_pair_meets_gate_and_up_of_its_own_expert() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for dtype in quantised_types().chain(float_types()) {
-        let (n, cols) = (32, dtype.block_len().max(32));
+        let (n, cols) = (32, 32_usize.next_multiple_of(dtype.block_len()));
         let pairs: Vec<Pair> = (0..3).map(|_| Pair::random(rig, dtype, n, cols, &mut random)).collect();
         let chosen = [2, 0, 1, 2];
         for &kind in kinds(dtype) {

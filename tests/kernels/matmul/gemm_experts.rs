@@ -143,6 +143,7 @@ fn experts_multiply_the_rows_that_chose_them() {
         for (n, rows, cols, both) in
             [(130, 33, if long { 512 } else { 352 }, true), (20, 9, if long { 256 } else { 64 }, false)]
         {
+            let cols = usize::next_multiple_of(cols, dtype.block_len());
             let choice = Choice::random(dtype, [n, rows, cols], &mut random);
             let (known, unit) = (weight_type(dtype).unwrap(), rig.device.unit());
             let of_wave = known.gemm_experts.iter().copied().map(Experts::OfWave).collect();

@@ -337,6 +337,7 @@ fn products_of_every_type_are_the_sums_of_their_terms() {
                 (&[37, 130, 5], 9, if long { 768 } else { odd }),
                 (&[1], 67, if long { 256 } else { 32 }),
             ] {
+                let cols = usize::next_multiple_of(cols, dtype.block_len());
                 let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
                 let got = product.run(rig, all[0], rows, Some(1));
                 product.check(&got);
@@ -423,7 +424,7 @@ fn clusters_of_workgroups_give_the_bits_of_each_alone() {
         let (clusters, wide) = (known.gemm_cluster[0], *known.gemm_wide.last().unwrap());
         let short = match dtype.block_len() {
             1 => 40,
-            len if len < 128 => 96,
+            len if len < 128 => 96_usize.next_multiple_of(len),
             len => len,
         };
         for (outputs, rows, cols, units) in [

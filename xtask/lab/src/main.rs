@@ -5,10 +5,12 @@ mod docs;
 mod gpu_report;
 mod kernels;
 mod oracle;
+mod requantize;
 mod soak;
 mod stage;
 mod synthetic;
 mod verdicts;
+mod whole;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,8 @@ enum Command {
     Kernels(kernels::Args),
     /// Write a model file of a real model's shape with random weights, to measure a machine's speed.
     Synthetic(synthetic::Args),
+    /// Write a model's file again with 6-bit floats (MXFP6) for its matrices.
+    Requantize(requantize::Args),
     /// Write manual pages and shell completions, made from command lines and documents.
     Docs(docs::Args),
     /// Make the expected answers of the reference tests again, with another engine.
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
     error::exit(|| match command {
         Command::Kernels(args) => kernels::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),
+        Command::Requantize(args) => requantize::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Verdicts(args) => verdicts::run(&args),

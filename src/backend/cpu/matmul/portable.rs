@@ -57,7 +57,7 @@ fn add_dots(group: &Group, kind: GroupKind, codes: &[i8], scale: f32, acc: f32) 
     }
 }
 
-fn dot(a: &[i8], b: &[i8]) -> i32 {
+fn dot(a: &[i16], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
 }
 

@@ -88,6 +88,9 @@ impl Spread {
     /// Products of groups of few lines ask for some of the next group's, too: with a bound, decode of a 1B model was 5 % slower.
     #[inline(always)]
     pub(super) fn prefetch(self, bytes: usize, g: usize, quad: usize) {
+        if quad > 7 {
+            return; // a high digit of quad - 8
+        }
         let lines = bytes.div_ceil(CACHE_LINE_BYTES);
         let line = |n: usize| prefetch_far(self.at.wrapping_add(g * bytes + n * CACHE_LINE_BYTES));
         let each = if lines > 5 { 1 } else { 2 };
@@ -300,7 +303,9 @@ pub(super) trait StripKernels {
     /// Up to this many activation rows, decoding again for each strip is faster than panels.
     /// [`Self::multiply_in_place`] takes 1 to this many.
     const IN_PLACE: usize;
-    /// Decoded weights of a strip, at most [`PANEL_GROUPS`] groups.
+    /// Digits of a code ([`Codec::DIGITS`](super::codecs::Codec::DIGITS)).
+    const DIGITS: usize;
+    /// Decoded weights of a strip, at most [`PANEL_GROUPS`] groups, or half as many of two digits.
     type Panel;
 
     /// Decodes a piece.
@@ -365,7 +370,7 @@ pub(super) unsafe fn multiply<K: StripKernels>(
         ];
         let places = out.values[at..].as_mut_ptr();
         let sums = Sums { at: places, stride: out.stride, rows: count, from_zero: true };
-        let (pieces, planes) = (Pieces::new(weight, bytes, distance), Acts::new(acts));
+        let (pieces, planes) = (Pieces::new(weight, bytes, distance, K::DIGITS), Acts::new(acts));
         // SAFETY: the caller vouches for the processor. `strip` returns whole rows of `cols` values. The planes of
         // `acts` hold `rows` rows of `stride` values, at least `cols` (compared by `matmul_rows`). `out` holds
         // `count` values from `at` on at its stride for each activation row (compared there too); kernels write at
@@ -409,11 +414,11 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Those of a matrix of which these are the bytes of some rows.
-    fn new(weight: &MatrixView<'_>, rows: &[u8], distance: usize) -> Self {
+    /// Those of a matrix of which these are the bytes of some rows, with codes of so many digits.
+    fn new(weight: &MatrixView<'_>, rows: &[u8], distance: usize, digits: usize) -> Self {
         let (len, block_bytes) = (weight.dtype().block_len(), weight.dtype().block_bytes());
         let blocks = weight.cols() / len;
-        let count = (weight.cols() / 32).div_ceil(PANEL_GROUPS);
+        let count = (weight.cols() / 32).div_ceil(PANEL_GROUPS / digits);
         let Range { start, end } = rows.as_ptr_range();
         Self { start, end, block_groups: len / 32, block_bytes, blocks, count, distance }
     }

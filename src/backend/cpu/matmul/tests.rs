@@ -71,7 +71,9 @@ impl Weights {
                     scale(82, 0.01, &mut block);
                 }
                 DType::Q3_K | DType::Q6_K => scale(scale_at(dtype), 0.001, &mut block),
-                DType::MXFP4 => block[0] = 118 + (random.next() >> 61) as u8,
+                DType::MXFP4 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 => {
+                    block[0] = 118 + (random.next() >> 61) as u8
+                }
                 // Scales of 2^-6 to 2^-5, all mantissas.
                 DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = 16 | *scale & 7),
                 DType::IQ1_M => put_split_scale(&mut block, f16::from_f32(random.normal() * 0.01)),
@@ -290,7 +292,7 @@ fn extreme_codes_neither_saturate_nor_wrap() {
             let scale_bytes = match dtype {
                 DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => vec![0, 1, 2, 3],
                 DType::Q2_K => vec![80, 81, 82, 83],
-                DType::MXFP4 => vec![0],
+                DType::MXFP4 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 => vec![0],
                 DType::NVFP4 => vec![0, 1, 2, 3],
                 DType::IQ1_M => vec![49, 51, 53, 55],
                 other => vec![scale_at(other), scale_at(other) + 1],
@@ -351,7 +353,7 @@ fn no_numbers_in_give_no_numbers_out() {
                 assert!(got[38..].iter().all(|v| v.is_finite()), "{dtype}");
             }
         }
-        if matches!(dtype, DType::MXFP4 | DType::NVFP4) {
+        if matches!(dtype, DType::MXFP4 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 | DType::NVFP4) {
             continue; // the types have no infinity
         }
         // An infinite scale or value in row 4.

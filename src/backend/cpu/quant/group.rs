@@ -1,6 +1,6 @@
 //! Weights in groups of 32: integer codes with float scales, the form that 8-bit activations meet.
 
-use super::{E2M1_DOUBLED, e8m0_half_bits, f16_at, five_bits, scale_min_k4, small};
+use super::{E2M1_DOUBLED, e8m0_bits, f16_at, five_bits, scale_min_k4, small};
 use crate::tensor::DType;
 
 /// How a type's codes become values within a group of 32.
@@ -24,7 +24,7 @@ impl GroupKind {
             DType::IQ4_XS | DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ1_S => {
                 Some(Self::Symmetric)
             }
-            DType::TQ1_0 | DType::TQ2_0 => Some(Self::Symmetric),
+            DType::TQ1_0 | DType::TQ2_0 | DType::MXFP6_E2M3 | DType::MXFP6_E3M2 => Some(Self::Symmetric),
             DType::Q3_K | DType::Q6_K | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_M | DType::NVFP4 => {
                 Some(Self::SymmetricHalves)
             }
@@ -46,8 +46,9 @@ pub struct Group {
     /// Integer codes: -128..=127 (Q8_0), -8..=7 (Q4_0), -16..=15 (Q5_0), -12..=12 (MXFP4, NVFP4: twice the value), 0..=15
     /// (Q4_1, Q4_K), 0..=31 (Q5_1, Q5_K), -32..=31 (Q6_K), 0..=3 (Q2_K), -4..=3 (Q3_K). IQ4_NL and IQ4_XS
     /// have -127..=113, IQ3_XXS -62..=62, IQ3_S -15..=15, IQ2_XXS, IQ2_XS and IQ2_S -43..=43. IQ1_S and IQ1_M have
-    /// -9..=9, eight times the value, TQ1_0 -1..=1 and TQ2_0 -1..=2.
-    pub codes: [i8; 32],
+    /// -9..=9, eight times the value, TQ1_0 -1..=1 and TQ2_0 -1..=2. MXFP6_E2M3 has -60..=60, eight times the value, MXFP6_E3M2
+    /// -448..=448, sixteen times the value.
+    pub codes: [i16; 32],
     /// Scale of each 16 codes; both are equal unless [`GroupKind::has_halves`]. Computed exactly.
     pub scales: [f32; 2],
     /// Added to each value of a half; 0 for symmetric kinds, and both are equal unless [`GroupKind::has_halves`].
@@ -62,7 +63,11 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
     let none = [0.0; 2];
     let g = index % groups.max(1);
     if let Some((codes, scales)) = of_small(dtype, block, g) {
-        return Group { codes, scales, mins: none };
+        return Group { codes: codes.map(i16::from), scales, mins: none };
+    }
+    if dtype == DType::MXFP6_E3M2 {
+        let scale = f32::from_bits(e8m0_bits(block[0].into(), 4));
+        return Group { codes: small::e3m2(block), scales: [scale; 2], mins: none };
     }
     let (scales, mins) = match dtype {
         DType::Q8_0 => {
@@ -89,7 +94,7 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
         DType::MXFP4 => {
             nibbles(&block[1..17], &mut codes);
             codes.iter_mut().for_each(|c| *c = E2M1_DOUBLED[*c as usize & 15]);
-            ([f32::from_bits(e8m0_half_bits(block[0].into())); 2], none)
+            ([f32::from_bits(e8m0_bits(block[0].into(), 1)); 2], none)
         }
         DType::Q2_K => {
             let (found, mins) = small::q2_k(block, g);
@@ -105,7 +110,7 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
         DType::Q6_K => (q6_k(block, g, &mut codes), none),
         _ => (none, none),
     };
-    Group { codes, scales, mins }
+    Group { codes: codes.map(i16::from), scales, mins }
 }
 
 /// Codes and scales of group `g` of a block of the symmetric types in `small.rs`; `None` for others.
@@ -113,6 +118,7 @@ fn of_small(dtype: DType, block: &[u8], g: usize) -> Option<([i8; 32], [f32; 2])
     Some(match dtype {
         DType::Q3_K => small::q3_k(block, g),
         DType::NVFP4 => small::nvfp4(block, g),
+        DType::MXFP6_E2M3 => (small::e2m3(block), [f32::from_bits(e8m0_bits(block[0].into(), 3)); 2]),
         DType::IQ4_NL => (small::iq4(&block[2..18]), [f16_at(block, 0); 2]),
         DType::IQ4_XS => small::iq4_xs(block, g),
         DType::IQ3_XXS => small::iq3_xxs(block, g),

@@ -1,7 +1,10 @@
 //! Quant blocks of GGUF weights: converts their bytes to numbers.
 //!
 //! Layouts follow ggml (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c`). Results equal ggml's bit for bit; a
-//! golden file made by ggml itself checks this. All numbers are little-endian; a block never spans rows.
+//! golden file made by ggml itself checks this.
+//!
+//! The layout of 6-bit floats, which ggml has not, is ours. Their values are those of the OCP microscaling format. All
+//! numbers are little-endian; a block never spans rows.
 //!
 //! | type | values | bytes | layout | value |
 //! |---|---|---|---|---|
@@ -11,6 +14,8 @@
 //! | Q5_0 | 32 | 22 | f16 d, u32 high bits (bit i is the fifth of value i), nibbles as Q4_0 | d*(q-16) |
 //! | Q5_1 | 32 | 24 | f16 d, f16 m, u32 high bits, nibbles as Q4_0 | d*q + m |
 //! | MXFP4 | 32 | 17 | u8 e, nibbles as Q4_0: E2M1 floats | 2^(e-127) * E2M1 |
+//! | MXFP6_E2M3 | 32 | 25 | u8 e, nibbles as Q4_0, 8 B upper bits (2w and 2w+1 of byte 4h+b: value 16h+4w+b): E2M3 floats | 2^(e-127) * E2M3 |
+//! | MXFP6_E3M2 | 32 | 25 | as MXFP6_E2M3: E3M2 floats | 2^(e-127) * E3M2 |
 //! | NVFP4 | 64 | 36 | 4 u8 sc: unsigned E4M3 floats, 4 x 8 B: low nibbles 8 values, high the next 8: E2M1 floats | sc * E2M1 |
 //! | Q4_K | 256 | 144 | f16 d, f16 dmin, 12 B of 8 six-bit (sc, mn), 4 x 32 B: low nibbles 32 values, high the next 32 | d*sc*q - dmin*mn |
 //! | Q5_K | 256 | 176 | f16 d, f16 dmin, 12 B as Q4_K, 32 B high bits (bit g of byte i: value i of group g), nibbles as Q4_K | d*sc*q - dmin*mn |
@@ -71,6 +76,8 @@ pub const SUPPORTED: &[DType] = &[
     DType::Q5_K,
     DType::Q6_K,
     DType::MXFP4,
+    DType::MXFP6_E2M3,
+    DType::MXFP6_E3M2,
     DType::NVFP4,
     DType::Q2_K,
     DType::Q3_K,
@@ -90,11 +97,35 @@ pub const SUPPORTED: &[DType] = &[
 /// Values of the 4-bit floats E2M1 by their bits, doubled so that all are integers.
 pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Bits of the f32 that is half of the 8-bit power of two `e`, which is below 256: 2^(e - 128), subnormal for 0 and 1.
-/// The format defines 255 as NaN; it gives 2^127, as in ggml.
+/// Magnitudes of the 6-bit floats E2M3 by their five lower bits, times 8 so that all are integers.
+pub(crate) const E2M3_EIGHTHS: [i8; 32] = {
+    let mut table = [0; 32];
+    let mut bits = 0;
+    while bits < 32 {
+        let (exponent, mantissa) = (bits as i8 >> 3, bits as i8 & 7);
+        table[bits] = if exponent == 0 { mantissa } else { (8 + mantissa) << (exponent - 1) };
+        bits += 1;
+    }
+    table
+};
+
+/// Magnitudes of the 6-bit floats E3M2 by their five lower bits, times 16 so that all are integers.
+pub(crate) const E3M2_SIXTEENTHS: [i16; 32] = {
+    let mut table = [0; 32];
+    let mut bits = 0;
+    while bits < 32 {
+        let (exponent, mantissa) = (bits as i16 >> 2, bits as i16 & 3);
+        table[bits] = if exponent == 0 { mantissa } else { (4 + mantissa) << (exponent - 1) };
+        bits += 1;
+    }
+    table
+};
+
+/// Bits of the f32 that is the 8-bit power of two `e`, which is below 256, over 2^`less`: 2^(e - 127 - less). It is subnormal for
+/// an `e` of at most `less`, which is at most 4. The format defines 255 as NaN; it gives 2^(128 - less), as in ggml.
 #[inline]
-pub(crate) fn e8m0_half_bits(e: u32) -> u32 {
-    if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
+pub(crate) fn e8m0_bits(e: u32, less: u32) -> u32 {
+    if e > less { (e - less) << 23 } else { 0x0040_0000 >> (less - e) }
 }
 
 /// Half of each unsigned 8-bit float E4M3, by its bits; the sign bit counts for nothing. The format defines 0x7f as NaN; it gives
@@ -229,7 +260,7 @@ pub(crate) fn five_bits(packed: &[u8]) -> [u8; 32] {
 }
 
 fn mxfp4(block: &[u8], y: &mut [f32]) {
-    let d = f32::from_bits(e8m0_half_bits(block[0].into()));
+    let d = f32::from_bits(e8m0_bits(block[0].into(), 1));
     for (i, &q) in block[1..17].iter().enumerate() {
         y[i] = f32::from(E2M1_DOUBLED[usize::from(q & 15)]) * d;
         y[i + 16] = f32::from(E2M1_DOUBLED[usize::from(q >> 4)]) * d;

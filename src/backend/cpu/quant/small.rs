@@ -1,7 +1,7 @@
 //! Groups of the types below four bits, and of those whose codes are indices of a codebook.
 
 use super::grids::{self, Quad};
-use super::{E2M1_DOUBLED, UE4M3_HALF, f16_at, f16_of};
+use super::{E2M1_DOUBLED, E2M3_EIGHTHS, E3M2_SIXTEENTHS, UE4M3_HALF, f16_at, f16_of};
 
 /// Codes of a group and scales of its halves.
 type Codes = ([i8; 32], [f32; 2]);
@@ -33,6 +33,29 @@ pub(super) fn nvfp4(block: &[u8], g: usize) -> Codes {
     let code = |i: usize| packed[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
     let codes = std::array::from_fn(|i| E2M1_DOUBLED[usize::from(code(i))]);
     (codes, [0, 1].map(|half| UE4M3_HALF[usize::from(block[2 * g + half])]))
+}
+
+/// The 6-bit float of value `i` of an MXFP6 block: whether it is negative, and its other five bits.
+fn six_bits(block: &[u8], i: usize) -> (bool, usize) {
+    let low = block[1 + i % 16] >> (i / 16 * 4) & 15;
+    let upper = block[17 + i / 16 * 4 + i % 4] >> (i % 16 / 4 * 2) & 3;
+    (upper > 1, usize::from(low | (upper & 1) << 4))
+}
+
+/// Eight times the values of an MXFP6_E2M3 block before scaling.
+pub(super) fn e2m3(block: &[u8]) -> [i8; 32] {
+    std::array::from_fn(|i| {
+        let (negative, bits) = six_bits(block, i);
+        if negative { -E2M3_EIGHTHS[bits] } else { E2M3_EIGHTHS[bits] }
+    })
+}
+
+/// Sixteen times the values of an MXFP6_E3M2 block before scaling.
+pub(super) fn e3m2(block: &[u8]) -> [i16; 32] {
+    std::array::from_fn(|i| {
+        let (negative, bits) = six_bits(block, i);
+        if negative { -E3M2_SIXTEENTHS[bits] } else { E3M2_SIXTEENTHS[bits] }
+    })
 }
 
 pub(super) fn q3_k(block: &[u8], g: usize) -> Codes {

@@ -84,9 +84,9 @@ fn f32_and_wrong_sizes() {
 
 #[test]
 fn eight_bit_exponents_are_powers_of_two() {
-    for e in 0..256 {
-        let half = f64::from(f32::from_bits(e8m0_half_bits(e)));
-        assert_eq!(half, 2f64.powi(e as i32 - 128), "{e}");
+    for (e, less) in (0..256).flat_map(|e| [1, 3, 4].map(|less| (e, less))) {
+        let part = f64::from(f32::from_bits(e8m0_bits(e, less)));
+        assert_eq!(part, 2f64.powi(e as i32 - 127 - less as i32), "{e} {less}");
     }
 }
 

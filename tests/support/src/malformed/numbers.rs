@@ -30,6 +30,8 @@ const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("Q6_K", 14, 256, 210, &[208]),
     ("BF16", 30, 1, 2, &[]),
     ("MXFP4", 39, 32, 17, &[]),
+    ("MXFP6_E2M3", 6023, 32, 25, &[]),
+    ("MXFP6_E3M2", 6032, 32, 25, &[]),
     ("NVFP4", 40, 64, 36, &[]),
     ("Q2_K", 10, 256, 84, &[80, 82]),
     ("Q3_K", 11, 256, 110, &[108]),
@@ -93,7 +95,7 @@ fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mu
             block.copy_from_slice(&wide.iter().find(|(half, _)| *half == bits).unwrap().1.to_le_bytes());
         }
         "NVFP4" => block[..4].fill(if bits == LARGEST { 0x7e } else { 0xff }),
-        "MXFP4" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
+        "MXFP4" | "MXFP6_E2M3" | "MXFP6_E3M2" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
         // Four bits of the scale in the top of each of the last four 16-bit words.
         "IQ1_M" => (0..4).for_each(|i| block[49 + 2 * i] = 5 | (bits >> (4 * i) << 4) as u8),
         _ => {

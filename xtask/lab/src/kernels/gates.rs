@@ -19,14 +19,15 @@ const LDS_MAX: u64 = 64 << 10;
 /// loaded 16 at a time. The rest are scales, addresses and rows that are no multiple of 16 bytes. With codes loaded 8
 /// or 4 bytes at a time, almost nothing would be wide. A type of two bits has only 8 bytes of codes for a lane, and as
 /// many of signs and scales.
-const STREAMS: [&str; 6] = ["gemv_", "gemm_q", "gemm_mxfp4", "gemm_iq", "gemm_tq", "probe_read"];
+const STREAMS: [&str; 7] = ["gemv_", "gemm_q", "gemm_mxfp", "gemm_nvfp4", "gemm_iq", "gemm_tq", "probe_read"];
 const WIDE_OF_100: u32 = 40;
 const TWO_BITS_OF_100: u32 = 35;
 /// Latencies of a usual pass of these loops for 8-bit activations: while a step is multiplied, the next one loads. A pass that waits
 /// for the newest of its loads has more.
 const LATENCIES_MAX: f64 = 1.0;
-/// Types that may wait for two: Q2_K on all targets, MXFP4 on gfx908 and gfx950.
-const WAITS_TWICE: [&str; 2] = ["_q2_k_", "_mxfp4_"];
+/// Types that may wait for two: Q2_K on all targets; MXFP4 on gfx908 and gfx950; 6-bit floats with many rows. On gfx906, gfx908 and
+/// gfx950 they wait with one row, too.
+const WAITS_TWICE: [&str; 3] = ["_q2_k_", "_mxfp4_", "_mxfp6_"];
 
 /// Metadata of one kernel.
 #[derive(Debug)]

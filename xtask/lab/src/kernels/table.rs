@@ -13,7 +13,7 @@ use super::listing::{self, LoopLoads, loop_loads};
 use super::targets::Target;
 
 /// Kernels that the table shows.
-const HOT: [&str; 18] = [
+const HOT: [&str; 20] = [
     "gemv_q4_k_a8_1",
     "gemv_gated_q4_k_a8_1",
     "gemv_experts_q4_k_a8",
@@ -24,6 +24,8 @@ const HOT: [&str; 18] = [
     "gemv_q5_1_a8_1",
     "gemv_q8_0_a8_1",
     "gemv_mxfp4_a8_1",
+    "gemv_mxfp6_e2m3_a8_1",
+    "gemv_nvfp4_a8_1",
     "gemv_q4_k_a8_4",
     "gemv_f16_f32_1",
     "gemm_q4_k_x16_16",

@@ -9,9 +9,8 @@
 mod pool;
 mod shape;
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -19,9 +18,10 @@ use xtask::error::{Error, Result};
 use xtask::host;
 use xtask::progress::Progress;
 
+use crate::whole;
 use pool::{Pool, Pools};
-pub use shape::{LARGE, MODEST, Mixture, SMALL, Shape, TINY, WORDY};
-use shape::{SHAPES, Tensor};
+use shape::Tensor;
+pub use shape::{LARGE, MODEST, Mixture, SHAPES, SMALL, Shape, TINY, WORDY};
 
 const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.gguf\n  \
     cargo xtask synthetic 30B-A3B Q8_0 /tmp/experts.gguf && rocmforge-client load /tmp/experts.gguf\n  \
@@ -83,24 +83,7 @@ pub fn bytes(shape: &Shape, mixture: Mixture) -> u64 {
 /// # Errors
 /// [`Error::Io`], [`Error::DiskFull`] before anything is written, [`Error::Interrupted`]; no file is left then.
 pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl FnMut(u64)) -> Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let disk = rustix::fs::statvfs(dir).map_err(|error| Error::at(dir)(error.into()))?;
-    let need = bytes(shape, mixture);
-    if disk.f_bavail.saturating_mul(disk.f_frsize) < need {
-        return Err(Error::DiskFull { dir: dir.into(), need_mib: need >> 20 });
-    }
-    let mut part = tempfile::Builder::new()
-        .prefix(".synthetic-")
-        .suffix(".part")
-        .permissions(Permissions::from_mode(0o666)) // reduced by the process's umask
-        .tempfile_in(dir)
-        .map_err(Error::at(dir))?;
-    fill(part.as_file_mut(), shape, mixture, &mut progress).map_err(|error| match error {
-        Error::Io { source, .. } => Error::at(path)(source),
-        other => other,
-    })?;
-    part.persist(path).map_err(|error| Error::at(path)(error.error))?;
-    Ok(())
+    whole::write(path, bytes(shape, mixture), |file| fill(file, shape, mixture, &mut progress))
 }
 
 /// Writes only the header of such a model to each of these files, and makes them as long as the model's. Their weights
@@ -259,4 +242,4 @@ mod loaded;
 #[cfg(test)]
 #[path = "../../../../tests/reference/runner.rs"]
 #[allow(clippy::expect_used, dead_code)] // shared with the tests
-mod runner;
+pub mod runner;

@@ -101,6 +101,7 @@ const REASONS: &[Reason] = &[
         begins: &["a last part of"],
         why: "a part with another count belongs to another model; llama.cpp checks only the first part",
     },
+    Reason { class: 10, begins: &["MXFP6_"], why: "a type of ours, whose number llama.cpp does not know" },
 ];
 
 /// The reason for a difference on this file; `None` if no reason is recorded.
@@ -114,13 +115,14 @@ pub fn of(class: u8, what: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::REASONS;
-    use rocmforge_test_support::malformed::{cases, templates};
+    use rocmforge_test_support::malformed::{cases, numbers, templates};
 
     #[test]
     fn every_reason_is_of_a_file() {
         let malformed = cases().into_iter().map(|case| (case.class, case.what));
         let templates = templates().into_iter().map(|(what, _)| (6, what.to_owned()));
-        let names: Vec<(u8, String)> = malformed.chain(templates).collect();
+        let numbers = numbers().into_iter().map(|numbers| (10, numbers.what));
+        let names: Vec<(u8, String)> = malformed.chain(templates).chain(numbers).collect();
         for reason in REASONS.iter().filter(|reason| reason.class != 0) {
             for begins in reason.begins {
                 let named = |(class, what): &(u8, String)| *class == reason.class && what.starts_with(begins);

@@ -67,6 +67,7 @@ impl<C: Codec> StripKernels for Of<C> {
     const STRIPS: usize = 1;
     const TILE: usize = AVX2.tile;
     const IN_PLACE: usize = AVX2.in_place;
+    const DIGITS: usize = C::DIGITS;
     type Panel = Panel;
 
     unsafe fn decode(piece: Piece, panel: &mut Panel) {

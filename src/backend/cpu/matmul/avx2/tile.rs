@@ -3,7 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::rows::Rows8;
-use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, with_step};
+use crate::backend::cpu::matmul::codecs::{
+    Codec, Codes, DIGIT_SHIFT, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
+};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -28,7 +30,7 @@ const fn run<C: Codec>() -> usize {
     match C::CODES {
         Codes::Nibbles { .. } => 8 / C::PARTS, // a sum is of one part
         Codes::FiveBits { .. } => 4,
-        Codes::SixBits { .. } => 2,
+        Codes::SixBits { .. } | Codes::SignedSixBits => 2,
         Codes::Signed => 1,
     }
 }
@@ -55,7 +57,9 @@ fn pairs<C: Codec>(weights: __m256i, x: __m256i) -> __m256i {
         Codes::Nibbles { .. } | Codes::FiveBits { .. } | Codes::SixBits { .. } => {
             _mm256_maddubs_epi16(weights, x)
         }
-        Codes::Signed => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
+        Codes::SignedSixBits | Codes::Signed => {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
+        }
     }
 }
 
@@ -92,6 +96,13 @@ unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m256; 2],
             _mm256_fmadd_ps(_mm256_set1_ps(high), mins[1], acc)
         }
     }
+}
+
+/// Sums of low digits plus those of high ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_digit(high: __m256i, low: __m256i) -> __m256i {
+    _mm256_add_epi32(_mm256_slli_epi32::<{ DIGIT_SHIFT as i32 }>(high), low)
 }
 
 /// 4 codes of row `m`, in every lane.
@@ -131,7 +142,7 @@ unsafe fn store_sums(sums: Sums, m: usize, acc: __m256) {
 ///
 /// # Safety
 /// The processor has the features. The strip's rows hold the piece's groups, which are whole blocks and at most
-/// [`PANEL_GROUPS`].
+/// [`PANEL_GROUPS`], half of that of two digits.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
@@ -154,10 +165,18 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
     let Panel { codes, scales } = panel;
-    let codes = &mut codes[at..at + R];
+    // High digits follow the low ones of all groups.
+    let (low, high) = codes.split_at_mut(PANEL_GROUPS / C::DIGITS);
+    let low = &mut low[at..at + R];
+    let high = if C::DIGITS > 1 { &mut high[at..at + R] } else { high };
     let put = |g: usize, quad: usize, v| {
         // SAFETY: 32 aligned bytes.
-        unsafe { _mm256_store_si256(codes[g][quad].0.as_mut_ptr().cast(), v) }
+        unsafe {
+            _mm256_store_si256(
+                (if quad < 8 { &mut low[g][quad] } else { &mut high[g][quad - 8] }).0.as_mut_ptr().cast(),
+                v,
+            )
+        }
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
@@ -236,24 +255,28 @@ unsafe fn part_dots<C: Codec, const N: usize>(
     acts: Plane,
 ) -> [__m256i; N] {
     let mut dots = [_mm256_setzero_si256(); N];
-    for (m, dots) in dots.iter_mut().enumerate() {
-        // SAFETY: the caller vouches for group `g` of row `m`.
-        *dots = unsafe { offset::<C>(acts, m, g, part) };
-    }
     let quads = 8 / C::PARTS;
-    for first in (quads * part..quads * (part + 1)).step_by(run::<C>()) {
-        let mut short = [_mm256_setzero_si256(); N];
-        for quad in first..first + run::<C>() {
-            // SAFETY: 32 aligned bytes.
-            let weights = unsafe { _mm256_load_si256(panel.codes[g][quad].0.as_ptr().cast()) };
-            for (m, short) in short.iter_mut().enumerate() {
-                // SAFETY: the caller vouches for group `g` of row `m`.
-                let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
-                *short = _mm256_add_epi16(*short, pairs::<C>(weights, x));
-            }
+    for digit in (0..C::DIGITS).rev() {
+        for (m, dots) in dots.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for group `g` of row `m`.
+            let start = unsafe { offset::<C>(acts, m, g, part) };
+            *dots = if digit + 1 < C::DIGITS { add_digit(*dots, start) } else { start };
         }
-        for m in 0..N {
-            dots[m] = widen(dots[m], short[m]);
+        for first in (quads * part..quads * (part + 1)).step_by(run::<C>()) {
+            let mut short = [_mm256_setzero_si256(); N];
+            for quad in first..first + run::<C>() {
+                let codes = &panel.codes[panel_place::<C>(g, digit)];
+                // SAFETY: 32 aligned bytes.
+                let weights = unsafe { _mm256_load_si256(codes[quad].0.as_ptr().cast()) };
+                for (m, short) in short.iter_mut().enumerate() {
+                    // SAFETY: the caller vouches for group `g` of row `m`.
+                    let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
+                    *short = _mm256_add_epi16(*short, pairs::<C>(weights, x));
+                }
+            }
+            for m in 0..N {
+                dots[m] = widen(dots[m], short[m]);
+            }
         }
     }
     dots
@@ -303,7 +326,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     }
 }
 
-/// 16-bit sums of each run of quads, by group and activation row.
+/// 16-bit sums of each run of quads, by group and activation row; those of high digits follow those of low ones.
 type Shorts<const N: usize, const R: usize> = [[[__m256i; 8]; N]; R];
 
 /// Adds `R` groups of `N` activation rows, and their fine codes if `FINE`.
@@ -326,7 +349,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
         for m in 0..N {
             let add = |plane: Plane, short: __m256i| {
                 // SAFETY: the caller vouches for group `at + g` of row `m`.
-                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * quad) };
+                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * (quad % 8)) };
                 _mm256_add_epi16(short, pairs::<C>(weights, x))
             };
             short[g][m][run] = add(acts.coarse, short[g][m][run]);
@@ -368,6 +391,13 @@ unsafe fn add_shorts<C: Codec>(
     for (part, scales) in scales.iter().enumerate().take(C::PARTS) {
         // SAFETY: the caller vouches for group `g` of row `m`.
         let mut dots = unsafe { offset::<C>(acts, m, g, part) };
+        if C::DIGITS > 1 {
+            let mut high = _mm256_setzero_si256();
+            for short in &short[runs..2 * runs] {
+                high = widen(high, *short);
+            }
+            dots = add_digit(high, dots);
+        }
         for short in &short[runs * part..runs * (part + 1)] {
             dots = widen(dots, *short);
         }

@@ -65,6 +65,7 @@ impl<C: Codec> StripKernels for Of<C> {
     const STRIPS: usize = 2;
     const TILE: usize = AVX512.tile;
     const IN_PLACE: usize = AVX512.in_place;
+    const DIGITS: usize = C::DIGITS;
     type Panel = Panel;
 
     unsafe fn decode(piece: Piece, panel: &mut Panel) {

@@ -5,7 +5,9 @@
 use std::arch::x86_64::*;
 
 use super::rows::Rows16;
-use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, with_step};
+use crate::backend::cpu::matmul::codecs::{
+    Codec, DIGIT_SHIFT, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
+};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -72,6 +74,13 @@ unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m512; 2],
     }
 }
 
+/// Sums of low digits plus those of high ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add_digit(high: __m512i, low: __m512i) -> __m512i {
+    _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_SHIFT>(high), low)
+}
+
 /// 4 codes of row `m`, in every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -108,7 +117,7 @@ fn mask(rows: usize) -> u16 {
 ///
 /// # Safety
 /// The processor has the features. The strip's rows hold the piece's groups, which are whole blocks and at most
-/// [`PANEL_GROUPS`].
+/// [`PANEL_GROUPS`], half of that of two digits.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
@@ -131,10 +140,18 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
     let Panel { codes, scales } = panel;
-    let codes = &mut codes[at..at + R];
+    // High digits follow the low ones of all groups.
+    let (low, high) = codes.split_at_mut(PANEL_GROUPS / C::DIGITS);
+    let low = &mut low[at..at + R];
+    let high = if C::DIGITS > 1 { &mut high[at..at + R] } else { high };
     let put = |g: usize, quad: usize, v| {
         // SAFETY: 64 aligned bytes.
-        unsafe { _mm512_store_si512(codes[g][quad].0.as_mut_ptr().cast(), v) }
+        unsafe {
+            _mm512_store_si512(
+                (if quad < 8 { &mut low[g][quad] } else { &mut high[g][quad - 8] }).0.as_mut_ptr().cast(),
+                v,
+            )
+        }
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
@@ -199,25 +216,28 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     mut acc: [[__m512; N]; W],
 ) -> [[__m512; N]; W] {
     let mut dots = [[_mm512_setzero_si512(); N]; W];
-    for m in 0..N {
-        // SAFETY: the caller vouches for group `g` of row `m`.
-        let start = unsafe { offset::<C>(acts, m, g, part) };
-        for dots in &mut dots {
-            dots[m] = start;
-        }
-    }
     let quads = 8 / C::PARTS;
-    for quad in quads * part..quads * (part + 1) {
-        let mut weights = [_mm512_setzero_si512(); W];
-        for w in 0..W {
-            // SAFETY: 64 aligned bytes.
-            weights[w] = unsafe { _mm512_load_si512(panels[w].codes[g][quad].0.as_ptr().cast()) };
-        }
+    for digit in (0..C::DIGITS).rev() {
         for m in 0..N {
             // SAFETY: the caller vouches for group `g` of row `m`.
-            let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
+            let start = unsafe { offset::<C>(acts, m, g, part) };
+            for dots in &mut dots {
+                dots[m] = if digit + 1 < C::DIGITS { add_digit(dots[m], start) } else { start };
+            }
+        }
+        for quad in quads * part..quads * (part + 1) {
+            let mut weights = [_mm512_setzero_si512(); W];
             for w in 0..W {
-                dots[w][m] = _mm512_dpbusd_epi32(dots[w][m], weights[w], x);
+                let codes = &panels[w].codes[panel_place::<C>(g, digit)];
+                // SAFETY: 64 aligned bytes.
+                weights[w] = unsafe { _mm512_load_si512(codes[quad].0.as_ptr().cast()) };
+            }
+            for m in 0..N {
+                // SAFETY: the caller vouches for group `g` of row `m`.
+                let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
+                for w in 0..W {
+                    dots[w][m] = _mm512_dpbusd_epi32(dots[w][m], weights[w], x);
+                }
             }
         }
     }
@@ -321,11 +341,12 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     let mut fine = unsafe { offsets::<C, N, R>(acts.fine, at) };
     let put = |g: usize, quad: usize, weights: __m512i| {
         ahead.prefetch(16 * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, g, quad);
+        // A type with high digits, of quads 8 and up, has one part.
         let part = quad * C::PARTS / 8;
         for m in 0..N {
             let add = |plane: Plane, dots: __m512i| {
                 // SAFETY: as above.
-                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * quad) };
+                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * (quad % 8)) };
                 _mm512_dpbusd_epi32(dots, weights, x)
             };
             dots[g][m][part] = add(acts.coarse, dots[g][m][part]);
@@ -339,6 +360,10 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     for g in 0..R {
         let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for m in 0..N {
+            if C::DIGITS > 1 {
+                dots[g][m][0] = add_digit(dots[g][m][1], dots[g][m][0]);
+                fine[g][m][0] = add_digit(fine[g][m][1], fine[g][m][0]);
+            }
             // SAFETY: as above.
             unsafe {
                 for part in 0..C::PARTS {
@@ -356,7 +381,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     acc
 }
 
-/// Start values of the integer sums of `R` groups of `N` rows, for both parts.
+/// Start values of the integer sums of `R` groups of `N` rows, for both parts or digits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn offsets<C: Codec, const N: usize, const R: usize>(
@@ -366,7 +391,7 @@ unsafe fn offsets<C: Codec, const N: usize, const R: usize>(
     let mut dots = [[[_mm512_setzero_si512(); 2]; N]; R];
     for g in 0..R {
         for m in 0..N {
-            for part in 0..C::PARTS {
+            for part in 0..C::PARTS * C::DIGITS {
                 // SAFETY: the caller vouches for group `at + g` of row `m`.
                 dots[g][m][part] = unsafe { offset::<C>(acts, m, at + g, part) };
             }

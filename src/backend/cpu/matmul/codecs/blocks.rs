@@ -5,7 +5,7 @@
 
 use super::{Codec, Codes, Rows, Scales, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
-use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, UE4M3_HALF, e8m0_half_bits, grids};
+use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, UE4M3_HALF, e8m0_bits, grids};
 
 /// Reads the first bytes of the blocks of `groups` groups, an f16 or one byte each, into the words of `headers`.
 ///
@@ -47,6 +47,28 @@ unsafe fn leading_halves<V: Rows>(
     // Read back only after all are written, so that no load waits on a store.
     for g in 0..groups {
         scales[at + g][0] = v.halves(v.load(&headers[g]));
+    }
+}
+
+/// Reads the scales of types whose block starts with an 8-bit power of two: it over 2^`LESS`.
+///
+/// # Safety
+/// The rows hold the groups.
+#[inline(always)]
+pub(super) unsafe fn leading_powers<V: Rows, const LESS: u32>(
+    v: V,
+    strip: Strip,
+    block_bytes: usize,
+    first: usize,
+    groups: usize,
+    out: ScalesOut<'_, V>,
+) {
+    let ScalesOut { scales: Scales { scales, headers, .. }, at } = out;
+    let headers = &mut headers[..groups];
+    // SAFETY: the caller's promise is this function's.
+    unsafe { read_headers::<V, u8>(headers, strip, block_bytes, first) };
+    for g in 0..groups {
+        scales[at + g][0] = v.floats(v.load(&changed(headers[g], |e| e8m0_bits(e, LESS))));
     }
 }
 
@@ -293,13 +315,8 @@ impl Codec for MXFP4 {
 
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
-        let ScalesOut { scales: Scales { scales, headers, .. }, at } = out;
-        let headers = &mut headers[..groups];
         // SAFETY: the caller's promise is this function's.
-        unsafe { read_headers::<V, u8>(headers, strip, 17, first) };
-        for g in 0..groups {
-            scales[at + g][0] = v.floats(v.load(&changed(headers[g], e8m0_half_bits)));
-        }
+        unsafe { leading_powers::<V, 1>(v, strip, 17, first, groups, out) };
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod blocks;
 mod codebooks;
+mod six_bits;
 mod superblocks;
 mod two_bits;
 
@@ -15,6 +16,7 @@ use std::fmt::Debug;
 
 pub(super) use blocks::{IQ4_NL, MXFP4, NVFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use codebooks::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+pub(super) use six_bits::{MXFP6_E2M3, MXFP6_E3M2};
 pub(super) use superblocks::{IQ4_XS, Q4_K, Q5_K, Q6_K};
 pub(super) use two_bits::{Q2_K, Q3_K, TQ1_0, TQ2_0};
 
@@ -32,6 +34,8 @@ pub(super) enum Codes {
     FiveBits { zero: i32 },
     /// 0..=63, `zero` too large. Two quads: 63 * 127 * 2 * 2 = 32,004.
     SixBits { zero: i32 },
+    /// -63..=63. Two quads: 63 * 127 * 2 * 2 = 32,004, with the activation taking the weight's sign.
+    SignedSixBits,
     /// -128..=127. One quad: 128 * 127 * 2 = 32,512, with the activation taking the weight's sign.
     Signed,
 }
@@ -42,7 +46,7 @@ impl Codes {
     pub(super) const fn zero(self) -> i32 {
         match self {
             Self::Nibbles { zero } | Self::FiveBits { zero } | Self::SixBits { zero } => zero,
-            Self::Signed => 0,
+            Self::SignedSixBits | Self::Signed => 0,
         }
     }
 }
@@ -141,13 +145,17 @@ pub(super) trait Codec {
     const CODES: Codes;
     /// Most groups per call of `codes`.
     const STEP_GROUPS: usize;
+    /// Digits of a code, 1 or 2. A code of two is its low digit and eight ([`DIGIT_SHIFT`]) times its high one, for codes past a byte. Such a type
+    /// is [`GroupKind::Symmetric`].
+    const DIGITS: usize = 1;
     /// Integer sums per group: one per scale.
     const PARTS: usize = match Self::KIND {
         GroupKind::SymmetricHalves | GroupKind::AffineHalves => 2,
         GroupKind::Symmetric | GroupKind::Affine => 1,
     };
 
-    /// Calls `put(g, quad, codes)` for all quads of the `R` groups from `first` on; `g` counts from 0. Types of
+    /// Calls `put(g, quad, codes)` for all quads of the `R` groups from `first` on; `g` counts from 0, and high digits
+    /// have quads 8 to 15. Types of
     /// larger blocks take only `R = STEP_GROUPS`. A type whose `scales` does nothing writes its scales to `out` here.
     ///
     /// # Safety
@@ -170,6 +178,15 @@ pub(super) trait Codec {
     fn bytes(groups: usize) -> usize {
         groups * 32 * Self::BLOCK_BYTES / Self::BLOCK_LEN
     }
+}
+
+/// The base of codes with two digits, as a shift: a high digit counts 8 times.
+pub(super) const DIGIT_SHIFT: u32 = 3;
+
+/// Place in a panel of digit `digit` of group `g`. High digits follow the low ones of all groups.
+#[inline(always)]
+pub(super) const fn panel_place<C: Codec>(g: usize, digit: usize) -> usize {
+    g + digit * (PANEL_GROUPS / C::DIGITS)
 }
 
 /// Groups whose scales are read before their codes: whole blocks, and so few that prefetching hardly pauses.
@@ -277,7 +294,7 @@ impl<V: Rows> ScalesOut<'_, V> {
 /// Runs `$do` with `$codec` as the codec of a quantised `$dtype`; does nothing for other types.
 macro_rules! with_codec {
     ($dtype:expr, $codec:ident => $do:expr) => {
-        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 NVFP4 Q4_K Q5_K Q6_K
+        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 MXFP6_E2M3 MXFP6_E3M2 NVFP4 Q4_K Q5_K Q6_K
             Q2_K Q3_K IQ4_NL IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0)
     };
     ($dtype:expr, $codec:ident => $do:expr; $($name:ident)*) => {

@@ -70,6 +70,7 @@ impl<C: Codec> StripKernels for Of<C> {
     const STRIPS: usize = 1;
     const TILE: usize = NEON.tile;
     const IN_PLACE: usize = NEON.in_place;
+    const DIGITS: usize = C::DIGITS;
     type Panel = Panel;
 
     unsafe fn decode(piece: Piece, panel: &mut Panel) {

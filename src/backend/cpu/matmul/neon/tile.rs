@@ -4,7 +4,9 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::rows::Rows8;
-use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, with_step};
+use crate::backend::cpu::matmul::codecs::{
+    Codec, DIGIT_SHIFT, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
+};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -69,6 +71,14 @@ fn sdot_quad(dots: &mut int32x4_t, weights: int8x16_t, x: f32) {
 #[target_feature(enable = "neon,dotprod")]
 fn none() -> Dots {
     [vdupq_n_s32(0); 2]
+}
+
+/// Sums of low digits plus those of high ones.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn add_digit(high: Dots, low: Dots) -> Dots {
+    const SHIFT: i32 = DIGIT_SHIFT as i32;
+    [vaddq_s32(vshlq_n_s32::<SHIFT>(high[0]), low[0]), vaddq_s32(vshlq_n_s32::<SHIFT>(high[1]), low[1])]
 }
 
 /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
@@ -146,7 +156,7 @@ unsafe fn store_sums(sums: Sums, m: usize, acc: Floats) {
 ///
 /// # Safety
 /// The processor has the features. The strip's rows hold the piece's groups, which are whole blocks and at most
-/// [`PANEL_GROUPS`].
+/// [`PANEL_GROUPS`], half of that of two digits.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
@@ -169,9 +179,12 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
     let Panel { codes, scales } = panel;
-    let codes = &mut codes[at..at + R];
+    // High digits follow the low ones of all groups.
+    let (low, high) = codes.split_at_mut(PANEL_GROUPS / C::DIGITS);
+    let low = &mut low[at..at + R];
+    let high = if C::DIGITS > 1 { &mut high[at..at + R] } else { high };
     let put = |g: usize, quad: usize, v: [uint32x4_t; 2]| {
-        let to = codes[g][quad].0.as_mut_ptr();
+        let to = (if quad < 8 { &mut low[g][quad] } else { &mut high[g][quad - 8] }).0.as_mut_ptr();
         // SAFETY: a quad is 32 bytes.
         unsafe {
             vst1q_s8(to, vreinterpretq_s8_u32(v[0]));
@@ -237,9 +250,15 @@ unsafe fn add_codes<C: Codec, const N: usize>(
 ) -> [Floats; N] {
     for part in 0..C::PARTS {
         let mut dots = [none(); N];
-        for half in if C::PARTS == 2 { part..part + 1 } else { 0..2 } {
-            // SAFETY: the caller vouches for group `g` of `N` rows.
-            dots = unsafe { half_dots::<N>(&panel.codes[g], g, half, acts, dots) };
+        for digit in (0..C::DIGITS).rev() {
+            if digit + 1 < C::DIGITS {
+                dots.iter_mut().for_each(|dots| *dots = add_digit(*dots, none()));
+            }
+            let codes = &panel.codes[panel_place::<C>(g, digit)];
+            for half in if C::PARTS == 2 { part..part + 1 } else { 0..2 } {
+                // SAFETY: the caller vouches for group `g` of `N` rows.
+                dots = unsafe { half_dots::<N>(codes, g, half, acts, dots) };
+            }
         }
         for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
             // SAFETY: as above.
@@ -358,11 +377,12 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     let put = |g: usize, quad: usize, weights: [uint32x4_t; 2]| {
         ahead.prefetch(8 * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, g, quad);
         let weights = [vreinterpretq_s8_u32(weights[0]), vreinterpretq_s8_u32(weights[1])];
+        // A type with high digits, of quads 8 and up, has one part.
         let part = quad * C::PARTS / 8;
         for m in 0..N {
             let add = |plane: Plane, dots: &mut Dots| {
                 // SAFETY: the caller vouches for group `at + g` of row `m`.
-                let x = f32::from_bits(unsafe { plane.quad(m, 32 * (at + g) + 4 * quad) } as u32);
+                let x = f32::from_bits(unsafe { plane.quad(m, 32 * (at + g) + 4 * (quad % 8)) } as u32);
                 sdot_quad(&mut dots[0], weights[0], x);
                 sdot_quad(&mut dots[1], weights[1], x);
             };
@@ -377,6 +397,11 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
         let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
+            let (mut dots, mut fine) = (*dots, fine);
+            if C::DIGITS > 1 {
+                dots[0] = add_digit(dots[1], dots[0]);
+                fine[0] = add_digit(fine[1], fine[0]);
+            }
             // SAFETY: as above.
             unsafe {
                 for part in 0..C::PARTS {
