@@ -5,11 +5,9 @@ use rocmforge::backend::hip::kernels::matmul::choice;
 use rocmforge::backend::hip::kernels::ops::EmbedRows;
 use rocmforge::backend::hip::kernels::types::WEIGHT_TYPES;
 use rocmforge::tensor::DType;
+use rocmforge_test_support::quant_blocks::quant_blocks;
 
 use crate::rig::rig;
-
-/// Written by `tests/reference/make_quant_blocks.py`.
-const GOLDEN: &[u8] = include_bytes!("../golden/quant-blocks.bin");
 
 /// Rows of a type as bytes of a file, and their values.
 struct Table {
@@ -31,21 +29,13 @@ fn tables() -> Vec<Table> {
     let values: Vec<f32> = (0..3 * 37).map(|i| (i as f32 * 0.7).sin()).collect();
     let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut all = vec![Table { dtype: DType::F32, rows: 3, cols: 37, bytes, values }];
-    let mut rest = GOLDEN;
-    while !rest.is_empty() {
-        let mut take = |n: usize| {
-            let (head, tail) = rest.split_at(n);
-            rest = tail;
-            head.to_vec()
-        };
-        let head = take(16);
-        let word = |i: usize| u32::from_le_bytes(head[4 * i..4 * i + 4].try_into().unwrap());
-        let (rows, cols, row_bytes) = (word(1) as usize, word(2) as usize, word(3) as usize);
-        let bytes = take(rows * row_bytes);
-        let values = take(rows * cols * 4);
-        let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        all.push(Table { dtype: DType::from_ggml(word(0)).unwrap(), rows, cols, bytes, values });
-    }
+    all.extend(quant_blocks().into_iter().map(|blocks| Table {
+        dtype: DType::from_ggml(blocks.number).unwrap(),
+        rows: blocks.rows,
+        cols: blocks.cols,
+        bytes: blocks.bytes.to_vec(),
+        values: blocks.values,
+    }));
     all.retain(|table| WEIGHT_TYPES.iter().any(|known| known.dtype == table.dtype));
     // More columns than one workgroup decodes.
     let wide: Vec<Table> = all

@@ -305,18 +305,25 @@ impl<'a> Writer<'a> {
         let (rows, cols) = (self.program.width(out), self.program.width(from));
         let weight = self.required(role, &format!("{stem}.weight"), Want::Matrix { rows, cols });
         let bias = self.present(role, &format!("{stem}.bias"), Want::Vector(rows), bias);
-        match self.matrix_scale(role, stem, bias.is_some()) {
-            None => self.program.push(Op::Project { weight, bias, from, out, add }),
-            Some(by) if add => {
-                let scaled = self.program.value(rows);
-                self.program.push(Op::Project { weight, bias, from, out: scaled, add: false });
-                self.program.push(Op::Add { from: scaled, scale: by, out });
-            }
-            Some(by) => {
-                self.program.push(Op::Project { weight, bias, from, out, add });
-                self.program.push(Op::Scale { by, value: out });
-            }
-        }
+        let by = self.matrix_scale(role, stem, bias.is_some());
+        self.push_scaled((weight, bias, by), from, out, add);
+    }
+
+    /// Appends the product with a matrix and its bias, times a factor if it has one.
+    fn push_scaled(
+        &mut self,
+        (weight, bias, by): (TensorId, Option<TensorId>, Option<f32>),
+        from: ValueId,
+        out: ValueId,
+        add: bool,
+    ) {
+        let Some(by) = by else { return self.program.push(Op::Project { weight, bias, from, out, add }) };
+        let product = if add { self.program.value(self.program.width(out)) } else { out };
+        self.program.push(Op::Project { weight, bias, from, out: product, add: false });
+        self.program.push(match add {
+            true => Op::Add { from: product, scale: by, out },
+            false => Op::Scale { by, value: out },
+        });
     }
 
     /// The factor `STEM.scale` of a whole matrix, as files with NVFP4 weights have it. It is a number of the computation, so it is read
@@ -356,10 +363,7 @@ impl<'a> Writer<'a> {
             let weight = self.put(weight, Residence::Device);
             let bias = bias.map(|bias| self.put(Some(bias), Residence::Device));
             let out = self.program.value(rows);
-            self.program.push(Op::Project { weight, bias, from, out, add: false });
-            if let Some(by) = by {
-                self.program.push(Op::Scale { by, value: out });
-            }
+            self.push_scaled((weight, bias, by), from, out, false);
             out
         })
     }

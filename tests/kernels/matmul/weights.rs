@@ -4,12 +4,10 @@ use rocmforge::backend::hip::kernels::matmul::{Repack, RepackRows, choice, plane
 use rocmforge::backend::hip::kernels::types::WEIGHT_TYPES;
 use rocmforge::backend::hip::{Buffer, Grid};
 use rocmforge::tensor::DType;
+use rocmforge_test_support::quant_blocks::quant_blocks;
 
 use crate::random::Random;
 use crate::rig::Rig;
-
-/// Written by `tests/reference/make_quant_blocks.py`.
-const GOLDEN: &[u8] = include_bytes!("../../golden/quant-blocks.bin");
 
 /// Types whose quant blocks are multiplied with 8-bit activations.
 pub fn quantised_types() -> impl Iterator<Item = DType> {
@@ -32,19 +30,9 @@ pub struct Weights {
 
 /// Golden quant blocks of a type, and their values.
 fn golden(dtype: DType) -> (&'static [u8], Vec<f32>) {
-    let mut rest = GOLDEN;
-    while !rest.is_empty() {
-        let word = |i: usize| u32::from_le_bytes(rest[4 * i..4 * i + 4].try_into().unwrap());
-        let (rows, cols, row_bytes) = (word(1) as usize, word(2) as usize, word(3) as usize);
-        let (bytes, after) = rest[16..].split_at(rows * row_bytes);
-        let (values, after) = after.split_at(rows * cols * 4);
-        if DType::from_ggml(word(0)) == Some(dtype) {
-            let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-            return (bytes, values);
-        }
-        rest = after;
-    }
-    panic!("no golden blocks of {dtype}");
+    let found = quant_blocks().into_iter().find(|blocks| DType::from_ggml(blocks.number) == Some(dtype));
+    let blocks = found.unwrap_or_else(|| panic!("no golden blocks of {dtype}"));
+    (blocks.bytes, blocks.values)
 }
 
 impl Weights {

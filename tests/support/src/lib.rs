@@ -7,4 +7,5 @@
 pub mod forge;
 pub mod hanging;
 pub mod malformed;
+pub mod quant_blocks;
 pub mod script;

@@ -1,32 +1,14 @@
+use rocmforge_test_support::quant_blocks::quant_blocks;
+
 use super::*;
 
-/// Blocks that ggml quantised and decoded; made by `tests/reference/make_quant_blocks.py`.
-const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/quant-blocks.bin");
-
 /// Type, values per row, rows of bytes, and their values, for the types that the CPU computes.
-fn golden() -> Vec<(DType, usize, Vec<u8>, Vec<f32>)> {
-    let mut rest = GOLDEN;
-    let mut take = |n: usize| {
-        let (head, tail) = rest.split_at(n);
-        rest = tail;
-        (head.to_vec(), tail.is_empty())
-    };
-    let mut all = Vec::new();
-    loop {
-        let (head, _) = take(16);
-        let word = |i: usize| u32::from_le_bytes(head[4 * i..4 * i + 4].try_into().unwrap());
-        let (rows, cols, row_bytes) = (word(1) as usize, word(2) as usize, word(3) as usize);
-        let (bytes, _) = take(rows * row_bytes);
-        let (values, end) = take(rows * cols * 4);
-        let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        let dtype = DType::from_ggml(word(0)).unwrap();
-        if is_supported(dtype) {
-            all.push((dtype, cols, bytes, values));
-        }
-        if end {
-            return all;
-        }
-    }
+fn golden() -> Vec<(DType, usize, &'static [u8], Vec<f32>)> {
+    let typed = quant_blocks().into_iter().filter_map(|blocks| {
+        let dtype = DType::from_ggml(blocks.number)?;
+        is_supported(dtype).then_some((dtype, blocks.cols, blocks.bytes, blocks.values))
+    });
+    typed.collect()
 }
 
 #[test]

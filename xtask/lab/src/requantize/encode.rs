@@ -72,38 +72,22 @@ fn pack(power: u8, codes: &[u8; BLOCK]) -> [u8; BYTES] {
 mod tests {
     #![allow(clippy::expect_used)] // tests fail by panicking
 
+    use rocmforge_test_support::quant_blocks::{QuantBlocks, quant_blocks};
+
     use super::*;
 
-    /// Blocks that `ml_dtypes` made, beside f16 values that are their source; `tests/reference/make_quant_blocks.py` writes them.
-    const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/quant-blocks.bin");
-
-    /// The golden rows of a type: their bytes, and their values.
-    fn golden(wanted: DType) -> (&'static [u8], Vec<f32>) {
-        let mut rest = GOLDEN;
-        loop {
-            let word = |i: usize| u32::from_le_bytes(rest[4 * i..4 * i + 4].try_into().expect("four bytes"));
-            let (rows, cols, row_bytes) = (word(1) as usize, word(2) as usize, word(3) as usize);
-            let (bytes, values) = rest[16..].split_at(rows * row_bytes);
-            let (values, after) = values.split_at(rows * cols * 4);
-            if word(0) == wanted.ggml() {
-                return (
-                    bytes,
-                    values
-                        .chunks_exact(4)
-                        .map(|v| f32::from_le_bytes(v.try_into().expect("four bytes")))
-                        .collect(),
-                );
-            }
-            rest = after;
-        }
+    fn golden(dtype: DType) -> QuantBlocks {
+        let found = quant_blocks().into_iter().find(|blocks| blocks.number == dtype.ggml());
+        found.expect("golden blocks of the type")
     }
 
     #[test]
     fn blocks_equal_those_of_an_independent_encoder() {
-        let (_, source) = golden(DType::F16);
+        // `ml_dtypes` made the blocks out of these values.
+        let source = golden(DType::F16).values;
         for dtype in [DType::MXFP6_E2M3, DType::MXFP6_E3M2] {
             let elements = Elements::of(dtype).expect("a 6-bit type");
-            let (want, _) = golden(dtype);
+            let want = golden(dtype).bytes;
             // The third row is random bytes.
             let rows = source.as_chunks::<BLOCK>().0[..2 * 512 / BLOCK].iter();
             for (number, (values, want)) in rows.zip(want.as_chunks::<BYTES>().0).enumerate() {

@@ -8,8 +8,7 @@ mod encode;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use rocmforge::backend::cpu::quant::{dequantize_row, is_supported};
@@ -96,23 +95,36 @@ pub fn run(args: &Args) -> Result<()> {
         |error: &dyn std::fmt::Display| Error::Unexpected { what: "the model", text: error.to_string() };
     let model = Model::open(ModelId(1), "source", opened).map_err(|error| refused(&error))?;
     let planned = plan(&model, args.to.dtype());
-    let bytes = planned.iter().map(|tensor| tensor.bytes + tensor.padding()).sum();
     let name = format!("{} {}", out.display(), args.to.dtype());
-    let mut progress = Progress::new(&name, bytes);
-    let header = header(&model, &planned);
+    let mut progress = Progress::new(&name, bytes(&planned));
+    match write(out, &model, &planned, |written| progress.at(written)) {
+        Ok(report) => {
+            progress.done();
+            show(&report, args.json)
+        }
+        Err(error) => {
+            progress.fail();
+            Err(error)
+        }
+    }
+}
+
+/// Bytes of the new file without its header.
+fn bytes(planned: &[Planned]) -> u64 {
+    planned.iter().map(|tensor| tensor.bytes + tensor.padding()).sum()
+}
+
+/// Writes the new file as a whole. Calls `progress` with the bytes of tensors written so far.
+fn write(out: &Path, model: &Model, planned: &[Planned], progress: impl FnMut(u64)) -> Result<Report> {
+    let header = header(model, planned);
     let mut report = Report::default();
-    let written = whole::write(out, bytes + header.len() as u64, |file| {
+    whole::write(out, bytes(planned).saturating_add(header.len() as u64), |file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&header).map_err(Error::io("header"))?;
-        report = copy(&mut out, &planned, |written| progress.at(written))?;
+        report = copy(&mut out, planned, progress)?;
         out.flush().map_err(Error::io("the last bytes"))
-    });
-    if let Err(error) = written {
-        progress.fail();
-        return Err(error);
-    }
-    progress.done();
-    show(&report, args.json)
+    })?;
+    Ok(report)
 }
 
 fn show(report: &Report, json: bool) -> Result<()> {
@@ -274,8 +286,10 @@ fn copy(out: &mut impl Write, planned: &[Planned], mut progress: impl FnMut(u64)
 
 /// An error if the file lost bytes while it was read: they read as zeros.
 fn check_whole(tensor: &LazyTensor) -> Result<()> {
-    let file: &Arc<_> = tensor.file();
-    file.check_poison().map_err(|error| Error::Unexpected { what: "the model", text: error.to_string() })
+    tensor
+        .file()
+        .check_poison()
+        .map_err(|error| Error::Unexpected { what: "the model", text: error.to_string() })
 }
 
 /// Makes a tensor's rows again in another type.

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::rows::Rows8;
 use crate::backend::cpu::matmul::codecs::{
-    Codec, Codes, DIGIT_SHIFT, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
+    Codec, Codes, DIGIT_SHIFT, Places, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
 };
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
@@ -165,18 +165,10 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
     let Panel { codes, scales } = panel;
-    // High digits follow the low ones of all groups.
-    let (low, high) = codes.split_at_mut(PANEL_GROUPS / C::DIGITS);
-    let low = &mut low[at..at + R];
-    let high = if C::DIGITS > 1 { &mut high[at..at + R] } else { high };
+    let mut places = Places::new::<C>(codes, at, R);
     let put = |g: usize, quad: usize, v| {
         // SAFETY: 32 aligned bytes.
-        unsafe {
-            _mm256_store_si256(
-                (if quad < 8 { &mut low[g][quad] } else { &mut high[g][quad - 8] }).0.as_mut_ptr().cast(),
-                v,
-            )
-        }
+        unsafe { _mm256_store_si256(places.quad(g, quad).0.as_mut_ptr().cast(), v) }
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };

@@ -189,6 +189,31 @@ pub(super) const fn panel_place<C: Codec>(g: usize, digit: usize) -> usize {
     g + digit * (PANEL_GROUPS / C::DIGITS)
 }
 
+/// Places of the codes of some groups in a panel, `Q` for a quad.
+pub(super) struct Places<'a, Q> {
+    low: &'a mut [[Q; 8]],
+    /// Empty for codes of one digit.
+    high: &'a mut [[Q; 8]],
+}
+
+impl<'a, Q> Places<'a, Q> {
+    /// Those of `groups` groups from `at` on.
+    #[inline(always)]
+    pub(super) fn new<C: Codec>(codes: &'a mut [[Q; 8]; PANEL_GROUPS], at: usize, groups: usize) -> Self {
+        let (low, high) = codes.split_at_mut(panel_place::<C>(0, 1));
+        Self {
+            low: &mut low[at..at + groups],
+            high: if C::DIGITS > 1 { &mut high[at..at + groups] } else { &mut [] },
+        }
+    }
+
+    /// That of quad `quad` of group `g`, numbered as for `put` in [`Codec::codes`].
+    #[inline(always)]
+    pub(super) fn quad(&mut self, g: usize, quad: usize) -> &mut Q {
+        if quad < 8 { &mut self.low[g][quad] } else { &mut self.high[g][quad - 8] }
+    }
+}
+
 /// Groups whose scales are read before their codes: whole blocks, and so few that prefetching hardly pauses.
 pub(super) const SCALE_RUN: usize = 8;
 

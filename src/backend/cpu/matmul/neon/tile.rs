@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use super::rows::Rows8;
 use crate::backend::cpu::matmul::codecs::{
-    Codec, DIGIT_SHIFT, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
+    Codec, DIGIT_SHIFT, Places, SCALE_RUN, Scales, ScalesOut, panel_place, with_step,
 };
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Spread, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
@@ -179,12 +179,9 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
     let Panel { codes, scales } = panel;
-    // High digits follow the low ones of all groups.
-    let (low, high) = codes.split_at_mut(PANEL_GROUPS / C::DIGITS);
-    let low = &mut low[at..at + R];
-    let high = if C::DIGITS > 1 { &mut high[at..at + R] } else { high };
+    let mut places = Places::new::<C>(codes, at, R);
     let put = |g: usize, quad: usize, v: [uint32x4_t; 2]| {
-        let to = (if quad < 8 { &mut low[g][quad] } else { &mut high[g][quad - 8] }).0.as_mut_ptr();
+        let to = places.quad(g, quad).0.as_mut_ptr();
         // SAFETY: a quad is 32 bytes.
         unsafe {
             vst1q_s8(to, vreinterpretq_s8_u32(v[0]));
