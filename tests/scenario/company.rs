@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 
-use rocmforge_client::wire::{GenerateRequest, Prompt};
+use rocmforge_client::wire::{GenerateRequest, INITIAL_CREDIT, Prompt};
 use rocmforge_client::{Client, Options, ServerTrust};
 
 use crate::child::{self, Process, ids_text};
@@ -45,13 +45,14 @@ fn kind(process: usize, round: usize) -> usize {
     (process * 5 + round * 7) % KINDS
 }
 
-/// A third of the kinds begin with the same tokens. Lengths are no whole pages.
+/// A third of the kinds begin with the same tokens. Lengths are no whole pages. Each answer is longer than a client's first credit, so
+/// that it waits for a client that gives it up, however late.
 fn request(kind: usize) -> GenerateRequest {
     let (shared, own) = (100 * (kind % 3).min(1), 20 + kind * 9 % 70);
     let shared = (0..shared as u32).map(|i| 260 + i * 7 % 200);
     let own = (0..own as u32).map(|i| 260 + (i * 11 + 13 * kind as u32) % 220);
     GenerateRequest {
-        max_tokens: 30 + 60 * (kind as u32 % 7),
+        max_tokens: INITIAL_CREDIT + 20 + 60 * (kind as u32 % 7),
         ignore_eog: true,
         ..GenerateRequest::new(TINY, Prompt::Ids(shared.chain(own).collect()))
     }
