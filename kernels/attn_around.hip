@@ -4,6 +4,7 @@
 // Shapes     positions: u32[M], each row's own; ends: u32[M], that of the last row of its text
 //            window: a row at position p attends to positions p - window / 2 ..= p + window / 2 from 0 to its text's end. Other
 //            pages are not read, nor are their page table entries.
+//            falls: 0, or 1 where a score falls by its head's slope (ALiBi, prefill.h) for each token of distance, after the cap.
 //            All else is as of attn_prefill: q, tiles, row_seq, page_tables, page_base, layer_offset, scale, cap, sinks, out, out16,
 //            row_scales, part_values, part_stats, counters
 // Variants   attn_around_f16_<64 | 256>: f16 pages, heads of that size, on the matrix unit where the target has one;
@@ -38,9 +39,10 @@ template <class T> DEV void around_any(const Task& t) { run_plain<T, true>(t); }
     KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* ends, const u32* row_seq,          \
            const u32* page_tables, const u64* page_base, f32* out, f16* out16, f32* row_scales, f32* part_values,              \
            f32* part_stats, u32* counters, const f32* sinks, u64 layer_offset, f32 scale, f32 cap, u32 n_heads,                \
-           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 window) {                                                       \
+           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 window, u32 falls) {                                            \
         prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, part_values, part_stats,   \
-                      counters, sinks, layer_offset, scale, cap, n_heads, n_kv_heads, head_dim, table_stride, window, ends});  \
+                      counters, sinks, layer_offset, scale, cap, n_heads, n_kv_heads, head_dim, table_stride, window, ends,    \
+                      falls});                                                                                                 \
     }
 
 ATTN_AROUND(attn_around_f16_64, around_sized<64>)

@@ -34,8 +34,9 @@ struct Task {
     u64 layer_offset;
     f32 scale, cap;
     u32 n_heads, n_kv_heads, head_dim, table_stride, window;
-    // For windows that look both ways: the last position of each row's text.
+    // For windows that look both ways: the last position of each row's text, and whether scores fall with the distance (ALiBi).
     const u32* ends = nullptr;
+    u32 falls = 0;
 };
 
 // Tokens of the pages that a block walks: whole pages, except at the sequence's end. Empty if end <= start.
@@ -67,6 +68,15 @@ template <bool AROUND, u32 MOST = QUERIES> struct Tile {
     DEV u32 seen_from(u32 i) const {
         if constexpr (AROUND) return i < queries() ? first_seen(task.positions[first_row + i / group] + 1, task.window / 2 + 1) : 0;
         else return first_seen(length(i), task.window);
+    }
+    // Where query `i` stands in its text. Not for queries that the tile does not have.
+    DEV u32 position(u32 i) const { return task.positions[first_row + i / group]; }
+    // What a score of query `i` falls by for each token of distance, in units of log2: 2^(-8 h / n) for head h, from 1, of n. Heads
+    // past a power of two take the powers halfway between.
+    DEV f32 slope(u32 i) const {
+        const u32 head = kv_head * group + i % group, whole = 1u << (31 - clz(task.n_heads));
+        const f32 power = head < whole ? f32(head + 1) / f32(whole) : f32(2 * (head - whole) + 1) / f32(2 * whole);
+        return LOG2_E * exp2_f32(-8.0f * power);
     }
     // Where query i and its result begin, in values.
     DEV u64 at(u32 i) const {

@@ -209,6 +209,17 @@ template <u32 HEAD, bool AROUND> struct MatrixState {
         }
     }
 
+    // Lowers the wave's `scores` by their distance from the query; each lane those that it weighs next.
+    DEV void lower(const Tile<AROUND>& tile, f32* scores, u32 start) const {
+        const u32 query = wave() * SIDE + row();
+        if (query >= tile.queries()) return;
+        const f32 slope = tile.slope(query), away = f32(tile.position(query)) - f32(start + first_token());
+        ROLLED for (u32 i = 0; i < ROW_TOKENS; i++) {
+            const u32 at = row() * SCORE_STRIDE + first_token() + i;
+            scores[at] = fma_f32(-slope, abs_f32(away - f32(i)), scores[at]);
+        }
+    }
+
     // The first token that the lane's query sees.
     DEV u32 seen_from(const Tile<AROUND>& tile) const {
         if constexpr (AROUND) return tile.seen_from(wave() * SIDE + row());
@@ -340,6 +351,9 @@ template <u32 HEAD, bool AROUND, class T> DEV void run_matrix(const Task& t) {
             if (start >= wave_length || next <= wave_from) continue;
             state.score(keys, scores);
             if (t.cap != 0.0f) state.hold(scores, t.cap);
+            if constexpr (AROUND) {
+                if (t.falls != 0) state.lower(tile, scores, start);
+            }
             if (start < wave_whole) state.hide(scores, start, state.seen_from(tile));
             state.weigh(scores, weights, start);
             state.add(weights, values);

@@ -28,13 +28,19 @@ template <bool AROUND> struct PlainState {
     u64 at[TEAM_QUERIES];
     // Number of the last token that each query sees, and how many it sees.
     u32 last[TEAM_QUERIES], span[SPANS];
+    // Where each query stands, and what its scores fall by for each token of distance; AROUND alone.
+    f32 position[SPANS], slope[SPANS];
     f32 most[TEAM_QUERIES], sum[TEAM_QUERIES], score[TEAM_QUERIES], values[TEAM_QUERIES][HEAD_PARTS];
 
     DEV PlainState(const Tile<AROUND>& tile, u32 first) {
         if constexpr (!AROUND) span[0] = tile.task.window ? min_u32(tile.task.window, NONE) : NONE;
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             last[i] = tile.length(first + i) - 1;
-            if constexpr (AROUND) span[i] = last[i] + 1 - tile.seen_from(first + i);
+            if constexpr (AROUND) {
+                span[i] = last[i] + 1 - tile.seen_from(first + i);
+                position[i] = is_there(i) ? f32(tile.position(first + i)) : 0.0f;
+                slope[i] = is_there(i) && tile.task.falls != 0 ? tile.slope(first + i) : 0.0f;
+            }
             at[i] = tile.at(is_there(i) ? first + i : 0);
             most[i] = NO_SCORE, sum[i] = 0.0f;
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) values[i][j] = 0.0f;
@@ -53,7 +59,9 @@ template <bool AROUND> struct PlainState {
         }
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             bool seen = sees(i, start + team_lane());
-            f32 scaled = capped(score[i] * t.scale, t.cap), top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
+            f32 scaled = capped(score[i] * t.scale, t.cap);
+            if constexpr (AROUND) scaled = fma_f32(-slope[i], abs_f32(position[i] - f32(start + team_lane())), scaled);
+            f32 top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
             f32 factor = exp2_f32(most[i] - top);
             score[i] = seen ? exp2_f32(scaled - top) : 0.0f;
             most[i] = top;

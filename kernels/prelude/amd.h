@@ -178,15 +178,17 @@ DEV i32 dot4_us(u32 a, i32 b, i32 c) {
 }
 
 DEV u32x2 table16(u32 q, u32x4 t) {
-    // v_perm takes a byte's index from three bits of each selector byte; bit 3 then chooses the half of the table.
-    auto look_up = [&](u32 index) {
-        u32 select = index & 0x07070707u;
-        u32 upper = (index >> 3 & 0x01010101u) * 0xffu;
-        u32 low = __builtin_amdgcn_perm(t.y, t.x, select), high = __builtin_amdgcn_perm(t.w, t.z, select);
-        return (high & upper) | (low & ~upper);
+    // v_perm takes a byte's index from three bits of each selector byte. A third one chooses the half of the table: byte i of `low`
+    // has selector i, of `high` i + 4, which is bit 3 of the index moved by one.
+    auto look_up = [&](u32 index, u32 half) {
+        const u32 select = index & 0x07070707u;
+        const u32 low = __builtin_amdgcn_perm(t.y, t.x, select), high = __builtin_amdgcn_perm(t.w, t.z, select);
+        return __builtin_amdgcn_perm(high, low, (half & 0x04040404u) | 0x03020100u);
     };
-    return {look_up(q & 0x0f0f0f0fu), look_up(q >> 4 & 0x0f0f0f0fu)};
+    return {look_up(q, q >> 1), look_up(q >> 4, q >> 5)};
 }
+DEV u32x2 table16_small(u32 q, u32x4 t) { return table16(q, t); }
+DEV u32x2 table16_rising(u32 q, u32x4 t) { return table16(q, t); }
 DEV u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 DEV u32 popcount(u64 v) { return (u32)__builtin_popcountll(v); }
 DEV u32 ctz(u32 v) { return (u32)__builtin_ctz(v); }

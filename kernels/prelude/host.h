@@ -263,6 +263,8 @@ CALLED u32x2 table16(u32 q, u32x4 t) {
     }
     return found;
 }
+CALLED u32x2 table16_small(u32 q, u32x4 t) { return table16(q, t); }
+CALLED u32x2 table16_rising(u32 q, u32x4 t) { return table16(q, t); }
 DEV u32 popcount(u32 v) { return (u32)__builtin_popcount(v); }
 DEV u32 popcount(u64 v) { return (u32)__builtin_popcountll(v); }
 DEV u32 ctz(u32 v) { return (u32)__builtin_ctz(v); }

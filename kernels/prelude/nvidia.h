@@ -135,6 +135,14 @@ DEV i32 dot4_us(u32 a, i32 b, i32 c) {
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+// PRMT with all four bits of a selector; __byte_perm clears the fourth.
+DEV u32 permute_bytes(u32 a, u32 b, u32 select) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(select));
+    return d;
+}
+// Bytes of two words in turn: the low and the high nibbles that chose them.
+DEV u32x2 in_turn(u32 first, u32 second) { return {__byte_perm(first, second, 0x6420u), __byte_perm(first, second, 0x7531u)}; }
 DEV u32x2 table16(u32 q, u32x4 t) {
     // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth would replicate its
     // sign. So the fourth bit of each nibble of q chooses the half of the table in a second step.
@@ -145,7 +153,18 @@ DEV u32x2 table16(u32 q, u32x4 t) {
         return __byte_perm(low, high, 0x3210u + (four >> 1 & 0x4444u));
     };
     u32 first = look_up(q & 0xffffu), second = look_up(q >> 16);
-    return {__byte_perm(first, second, 0x6420u), __byte_perm(first, second, 0x7531u)};
+    return in_turn(first, second);
+}
+DEV u32x2 table16_small(u32 q, u32x4 t) {
+    // A selector with the fourth bit gives its byte's sign eight times: of a byte below 128, zeros.
+    const u32 other = q ^ 0x88888888u;
+    const u32 first = permute_bytes(t.x, t.y, q) | permute_bytes(t.z, t.w, other);
+    const u32 second = permute_bytes(t.x, t.y, q >> 16) | permute_bytes(t.z, t.w, other >> 16);
+    return in_turn(first, second);
+}
+DEV u32x2 table16_rising(u32 q, u32x4 t) {
+    const u32x2 sizes = table16_small(q, {t.x ^ 0x80808080u, t.y ^ 0x80808080u, t.z, t.w});
+    return {sizes.x ^ (~(q << 4) & 0x80808080u), sizes.y ^ (~q & 0x80808080u)};
 }
 DEV u32 popcount(u32 v) { return (u32)__popc(v); }
 DEV u32 popcount(u64 v) { return (u32)__popcll(v); }

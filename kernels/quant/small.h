@@ -2,11 +2,11 @@
 #pragma once
 #include "types.h"
 
-// A table of 16 signed bytes turns nibbles into codes.
+// A table of 16 bytes turns nibbles into codes: eight negative ones before eight others, or else all below 128.
 template <u32 A, u32 B, u32 C, u32 D> DEV void look_up_nibbles(const u32 (&words)[4], i32 (&code)[8]) {
     constexpr u32x4 table = {A, B, C, D};
     UNROLL for (u32 w = 0; w < 4; w++) {
-        const u32x2 both = table16(words[w], table);
+        const u32x2 both = A >> 31 != 0 ? table16_rising(words[w], table) : table16_small(words[w], table);
         code[w] = i32(both.x);
         code[w + 4] = i32(both.y);
     }
@@ -40,12 +40,12 @@ struct IQ4_NL {
 };
 
 // Nibbles of a table, under a signed byte per group and an f16 per 256, of which it takes one part in PARTS.
-template <u32 PARTS, u32 A, u32 B, u32 C, u32 D> struct TableNibbles {
+template <i32 OFFSET, u32 PARTS, u32 A, u32 B, u32 C, u32 D> struct TableNibbles {
     static DEV constexpr PlaneSpec plane(u32 i) {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{1, 32} : i == 2 ? PlaneSpec{2, 256} : PlaneSpec{0, 32};
     }
-    static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = false, negative = true;
+    static constexpr i32 offset = OFFSET;
+    static constexpr bool affine = false, halves = false, negative = OFFSET == 0;
     struct Raw {
         u32x4 q;
         u16 d;
@@ -69,11 +69,11 @@ template <u32 PARTS, u32 A, u32 B, u32 C, u32 D> struct TableNibbles {
         return group;
     }
 };
-using IQ4_XS = TableNibbles<1, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u>;
-// Bytes 4 12 20 28 36 44 52 62, then their negatives.
-using IQ3_XXS = TableNibbles<4, 0x1c140c04u, 0x3e342c24u, 0xe4ecf4fcu, 0xc2ccd4dcu>;
-// Bytes 1 3 5 7 9 11 13 15, then their negatives.
-using IQ3_S = TableNibbles<1, 0x07050301u, 0x0f0d0b09u, 0xf9fbfdffu, 0xf1f3f5f7u>;
+using IQ4_XS = TableNibbles<0, 1, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u>;
+// 64 plus 4 12 20 28 36 44 52 62, then 64 less them.
+using IQ3_XXS = TableNibbles<64, 4, 0x5c544c44u, 0x7e746c64u, 0x242c343cu, 0x020c141cu>;
+// 64 plus 1 3 5 7 9 11 13 15, then 64 less them.
+using IQ3_S = TableNibbles<64, 1, 0x47454341u, 0x4f4d4b49u, 0x393b3d3fu, 0x31333537u>;
 
 struct Q3_K {
     static DEV constexpr PlaneSpec plane(u32 i) {
@@ -117,8 +117,8 @@ template <u32 FILE_TYPE, bool HALVES> struct SizesAndSigns {
     static DEV constexpr PlaneSpec plane(u32 i) {
         return i == 0 ? PlaneSpec{8, 32} : i == 1 ? PlaneSpec{4, 32} : i == 2 ? PlaneSpec{HALVES ? 2 : 1, 32} : i == 3 ? PlaneSpec{2, 256} : PlaneSpec{0, 32};
     }
-    static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = HALVES, negative = true;
+    static constexpr i32 offset = 64;
+    static constexpr bool affine = false, halves = HALVES, negative = false;
     struct Raw {
         u32x2 q;
         u32 signs;
@@ -145,8 +145,8 @@ template <u32 FILE_TYPE, bool HALVES> struct SizesAndSigns {
             const u32 sign = (raw.signs >> w & 0x01010101u) << 2 | (raw.signs >> (w + 4) & 0x01010101u) << 6;
             words[w] = size | sign;
         }
-        // Bytes 8 25 43 0 -8 -25 -43 0.
-        look_up_nibbles<0x002b1908u, 0x00d5e7f8u, 0, 0>(words, group.code);
+        // 64 plus 8 25 43 0, then 64 less them.
+        look_up_nibbles<0x406b5948u, 0x40152738u, 0, 0>(words, group.code);
         // 11 bits times 5 bits, and an eighth: exact.
         const f32 d = f16_to_f32(f16_from_bits(raw.d)) * 0.125f;
         group.scale[0] = d * f32(u8(raw.scales));

@@ -2,24 +2,24 @@
 #pragma once
 #include "types.h"
 
-// The doubled values of a word's 4-bit floats: bytes 0 1 2 3 4 6 8 12, then their negatives.
+// The doubled values of a word's 4-bit floats, 64 too large: 64 plus 0 1 2 3 4 6 8 12, then 64 less them.
 DEV void unpack_e2m1(const u32x4& q, i32 (&code)[8]) {
-    constexpr u32x4 table = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
+    constexpr u32x4 table = {0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu};
     const u32 words[4] = {q.x, q.y, q.z, q.w};
     UNROLL for (u32 w = 0; w < 4; w++) {
-        const u32x2 both = table16(words[w], table);
+        const u32x2 both = table16_small(words[w], table);
         code[w] = i32(both.x);
         code[w + 4] = i32(both.y);
     }
 }
 
-// 4-bit floats under one power of two. Codes are the doubled values; the scale is half the power.
+// 4-bit floats under one power of two. Codes are the doubled values, 64 too large; the scale is half the power.
 struct MXFP4 {
     static DEV constexpr PlaneSpec plane(u32 i) {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{1, 32} : PlaneSpec{0, 32};
     }
-    static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = false, negative = true;
+    static constexpr i32 offset = 64;
+    static constexpr bool affine = false, halves = false, negative = false;
     struct Raw {
         u32x4 q;
         u32 e; // a byte: as u8 it would be masked as soon as it is loaded, and AMD's compiler waits for it there
@@ -39,13 +39,13 @@ struct MXFP4 {
     }
 };
 
-// 4-bit floats under an 8-bit float for each half of a group.
+// 4-bit floats under an 8-bit float for each half of a group. Codes as MXFP4's.
 struct NVFP4 {
     static DEV constexpr PlaneSpec plane(u32 i) {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{2, 32} : PlaneSpec{0, 32};
     }
-    static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = true, negative = true;
+    static constexpr i32 offset = 64;
+    static constexpr bool affine = false, halves = true, negative = false;
     struct Raw {
         u32x4 q;
         u16 scales;
@@ -111,7 +111,7 @@ template <bool E3M2> struct MXFP6 {
                 // Without the fifth bit 0 to 7 and 8 10 12 14 16 20 24 28 sixteenths; with it halves: 4 to 7, 8 10 12 14, 16 and so on.
                 constexpr u32x4 low = {0x03020100u, 0x07060504u, 0x0e0c0a08u, 0x1c181410u};
                 constexpr u32x4 high = {0x07060504u, 0x0e0c0a08u, 0x1c181410u, 0x38302820u};
-                const u32x2 lower = table16(words[w], low), higher = table16(words[w], high);
+                const u32x2 lower = table16_small(words[w], low), higher = table16_small(words[w], high);
                 group.code[w] = upper.code(lower.x & ~upper.fifth[0], 0);
                 group.code[w + 4] = upper.code(lower.y & ~upper.fifth[1], 1);
                 group.high[w] = upper.code(higher.x & upper.fifth[0], 0);
@@ -119,7 +119,7 @@ template <bool E3M2> struct MXFP6 {
             } else {
                 // Without the fifth bit 0 to 15 eighths; with it 16 18 20 and so on to 30, then 32 36 40 and so on to 60.
                 constexpr u32x4 table = {0x16141210u, 0x1e1c1a18u, 0x2c282420u, 0x3c383430u};
-                const u32x2 large = table16(words[w], table);
+                const u32x2 large = table16_small(words[w], table);
                 const u32 low = words[w] & 0x0f0f0f0fu, high = words[w] >> 4 & 0x0f0f0f0fu;
                 group.code[w] = upper.code((large.x & upper.fifth[0]) | (low & ~upper.fifth[0]), 0);
                 group.code[w + 4] = upper.code((large.y & upper.fifth[1]) | (high & ~upper.fifth[1]), 1);

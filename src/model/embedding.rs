@@ -1,10 +1,11 @@
 //! Embeddings of texts: the rows of the last layer, made one. Those of a decoder are normed first.
 
+use std::f64::consts::PI;
 use std::sync::Arc;
 
 use super::Model;
 use crate::backend::{BackendError, host_values};
-use crate::program::{Classifier, LastRows, Linear, NormKind, Program, RowNorm, TensorId};
+use crate::program::{Classifier, Dense, LastRows, Linear, NormKind, Program, RowNorm, Squash, TensorId};
 use crate::tensor::DType;
 
 /// How the rows of a text's tokens become one.
@@ -68,8 +69,35 @@ pub struct Pooler {
 /// A classifier with its weights. Of several outputs, the first one's share of their softmax is the score.
 #[derive(Clone, Debug, PartialEq)]
 struct Scorer {
-    dense: Option<Layer>,
+    hidden: Option<Hidden>,
     output: Layer,
+}
+
+/// The classifier's first layer with its weights.
+#[derive(Clone, Debug, PartialEq)]
+struct Hidden {
+    layer: Layer,
+    squash: Squash,
+    norm: Option<Norm>,
+}
+
+impl Hidden {
+    fn read(program: &Program, Dense { linear, squash, norm }: Dense) -> Result<Self, EmbeddingError> {
+        let norm = norm.map(|norm| Norm::read(program, norm)).transpose()?;
+        Ok(Self { layer: Layer::read(program, linear)?, squash, norm })
+    }
+
+    fn apply(&self, row: &[f64]) -> Vec<f64> {
+        let squash = |x: f64| match self.squash {
+            Squash::Tanh => x.tanh(),
+            Squash::Gelu => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
+        };
+        let squashed: Vec<f64> = self.layer.apply(row).into_iter().map(squash).collect();
+        let Some(norm) = &self.norm else { return squashed };
+        let mut normed = vec![0.0; squashed.len()];
+        norm.add(squashed.iter().copied(), &mut normed);
+        normed
+    }
 }
 
 /// A matrix of the classifier, row after row, and what is added to its products; none for 0.
@@ -98,14 +126,14 @@ impl Layer {
 
 impl Scorer {
     fn read(program: &Program, Classifier { dense, output, .. }: Classifier) -> Result<Self, EmbeddingError> {
-        let dense = dense.map(|dense| Layer::read(program, dense)).transpose()?;
-        Ok(Self { dense, output: Layer::read(program, output)? })
+        let hidden = dense.map(|dense| Hidden::read(program, dense)).transpose()?;
+        Ok(Self { hidden, output: Layer::read(program, output)? })
     }
 
     /// The score of a row; a few operations for each weight.
     fn score(&self, row: Vec<f64>) -> Option<f32> {
-        let hidden = match &self.dense {
-            Some(dense) => dense.apply(&row).into_iter().map(f64::tanh).collect(),
+        let hidden = match &self.hidden {
+            Some(hidden) => hidden.apply(&row),
             None => row,
         };
         let outputs = self.output.apply(&hidden);
@@ -146,9 +174,9 @@ impl Norm {
     }
 
     /// Adds the norm of a row to the sum.
-    fn add(&self, row: &[f32], sum: &mut [f64]) {
+    fn add(&self, row: impl ExactSizeIterator<Item = f64> + Clone, sum: &mut [f64]) {
         let width = row.len().max(1) as f64;
-        let numbers = || row.iter().copied().map(f64::from);
+        let numbers = || row.clone();
         let centre = if self.kind == NormKind::Layer { numbers().sum::<f64>() / width } else { 0.0 };
         let squares: f64 = numbers().map(|x| (x - centre).powi(2)).sum();
         let scale = 1.0 / (squares / width + f64::from(self.eps)).sqrt();
@@ -186,8 +214,13 @@ impl Pooler {
     /// [`EmbeddingError`].
     pub fn scoring(model: &Model) -> Result<Self, EmbeddingError> {
         let program = &model.plan.program;
-        let scorer = Scorer::read(program, program.classifier().ok_or(EmbeddingError::NoClassifier)?)?;
-        let row = if program.encoder().is_some() { Pooling::First } else { Pooling::Last };
+        let classifier = program.classifier().ok_or(EmbeddingError::NoClassifier)?;
+        let scorer = Scorer::read(program, classifier)?;
+        let row = match program.encoder() {
+            Some(_) if classifier.of_mean => Pooling::Mean,
+            Some(_) => Pooling::First,
+            None => Pooling::Last,
+        };
         Ok(Self { scorer: Some(scorer), ..Self::new(model, Some(row), false)? })
     }
 
@@ -199,7 +232,7 @@ impl Pooler {
     /// Adds a row to the sum, as its norm if there is one.
     fn add(&self, row: &[f32], sum: &mut [f64]) {
         match &self.norm {
-            Some(norm) => norm.add(row, sum),
+            Some(norm) => norm.add(row.iter().copied().map(f64::from), sum),
             None => sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x)),
         }
     }
@@ -232,10 +265,10 @@ impl Pooled {
 
     /// The embedding; `None` if it is not finite. A normalised one of zeros stays zeros. The score alone, if that is wanted.
     pub fn embedding(&self) -> Option<Vec<f32>> {
-        if let Some(scorer) = &self.pooler.scorer {
-            return Some(vec![scorer.score(self.sum.clone())?]);
-        }
         let mean = self.sum.iter().map(|x| x / f64::from(self.rows.max(1)));
+        if let Some(scorer) = &self.pooler.scorer {
+            return Some(vec![scorer.score(mean.collect())?]);
+        }
         let length = mean.clone().map(|x| x * x).sum::<f64>().sqrt();
         let by = if self.pooler.normalise && length > 0.0 { 1.0 / length } else { 1.0 };
         let embedding: Vec<f32> = mean.map(|x| (x * by) as f32).collect();

@@ -91,7 +91,8 @@ impl Program {
     }
 
     fn check_classifier(&self) -> Found {
-        let Some(Classifier { dense, output, labels }) = self.classifier else { return Ok(()) };
+        let Some(Classifier { of_mean, dense, output, labels }) = self.classifier else { return Ok(()) };
+        demand(!of_mean || self.encoder().is_some(), || "only rows of an encoder have a mean".into())?;
         let rows = self.last_rows().ok_or("a classifier needs rows of the last layer")?.value;
         let width = self.values.get(rows.0 as usize).map_or(0, |value| value.width);
         demand(labels > 0, || "a classifier must have a label".into())?;
@@ -105,12 +106,13 @@ impl Program {
             })
         };
         for (Linear { weight, bias }, rows) in
-            dense.map(|dense| (dense, width)).into_iter().chain([(output, labels)])
+            dense.map(|dense| (dense.linear, width)).into_iter().chain([(output, labels)])
         {
             of(weight, rows, width)?;
             bias.map_or(Ok(()), |bias| of(bias, 1, rows))?;
         }
-        Ok(())
+        let Some(norm) = dense.and_then(|dense| dense.norm) else { return Ok(()) };
+        [Some(norm.weight), norm.bias].into_iter().flatten().try_for_each(|id| of(id, 1, width))
     }
 
     fn check_ropes(&self) -> Found {
@@ -256,11 +258,13 @@ impl Checker<'_> {
                     })
                 })
             }
-            Op::Experts { experts, biases, activation, from, out, .. } => {
+            Op::Experts { experts, factors, biases, activation, from, out, .. } => {
                 let ffn = self.experts(experts, from, out)?;
+                factors.into_iter().flatten().try_for_each(|factor| self.vector(factor, experts.count))?;
                 let of_gates = matches!(activation, Activation::Clamped | Activation::Linear);
-                demand(experts.gated || (biases.is_none() && !of_gates), || {
-                    "experts without gates have no biases, and no activation of a gate alone".into()
+                let ungated = biases.is_none() && factors[0].is_none() && !of_gates;
+                demand(experts.gated || ungated, || {
+                    "experts without gates have no biases, no factors of gates, and no activation of a gate alone".into()
                 })?;
                 let widths = [ffn, ffn, self.width(out)?];
                 let mut each = biases.into_iter().flatten().zip(widths);

@@ -85,16 +85,39 @@ pub struct Encoder {
     pub text_rows: u32,
 }
 
-/// Scores texts, on the host, by one row of each: an encoder's first, or a decoder's last after its norm. It computes
-/// `output * tanh(dense * row)`, or `output * row`. Its tensors are the host's, and belong to the last part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Scores texts, on the host, by one row of each: an encoder's first, a decoder's last after its norm, or the mean of an encoder's.
+/// It computes `output * norm(squash(dense * row))`, or `output * row`. Its tensors are the host's, and belong to the last
+/// part.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Classifier {
-    /// As many outputs as inputs.
-    pub dense: Option<Linear>,
+    /// Scores the mean of an encoder's rows.
+    pub of_mean: bool,
+    /// Its first layer.
+    pub dense: Option<Dense>,
     /// Its outputs, one for each label.
     pub output: Linear,
     /// The only label's output is the score. Of several, the score is the first one's share of a softmax.
     pub labels: u32,
+}
+
+/// The first layer of a classifier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dense {
+    /// As many outputs as inputs.
+    pub linear: Linear,
+    /// Follows the products.
+    pub squash: Squash,
+    /// Of the squashed values.
+    pub norm: Option<RowNorm>,
+}
+
+/// An activation of a classifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Squash {
+    /// Hyperbolic tangent.
+    Tanh,
+    /// GELU by tanh, as [`Activation::Gelu`].
+    Gelu,
 }
 
 /// A matrix, and what is added to its products.

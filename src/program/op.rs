@@ -168,11 +168,13 @@ pub enum Op {
         out: ValueId,
     },
     /// `out[r] +=` the weighted sum over r's chosen experts of `down * (activation(gate * from[r]) * (up * from[r]))`.
-    /// Each of the three products has a bias added to it if there are `biases`. Experts without gates have
-    /// `down * activation(up * from[r])`, and no biases.
+    /// Each of the three products is multiplied by its factor, if it has one. Then a bias is added to it, if there are `biases`.
+    /// Experts without gates have `down * activation(up * from[r])`, and no biases.
     Experts {
         /// All experts of the layer.
         experts: ExpertRange,
+        /// Factors of gate, up and down: `[experts]` f32.
+        factors: [Option<TensorId>; 3],
         /// Biases of gate, up and down, f32: row e of `[experts, outputs]` belongs to expert e.
         biases: Option<[TensorId; 3]>,
         /// The experts of each row, and their weights.

@@ -356,8 +356,8 @@ fn experts_are_alike_and_come_when_chosen() {
             let experts = ExpertRange { first, count, gated: true };
             let mut bias = |width| rig.builder.tensor(tensor(DType::F32, &[width, 2]), Residence::Device);
             let biases = width.map(|width| [bias(6), bias(6), bias(width)]);
-            let activation = Activation::Clamped;
-            rig.builder.push(Op::Experts { experts, biases, choice, activation, from, out });
+            let (activation, factors) = (Activation::Clamped, [None; 3]);
+            rig.builder.push(Op::Experts { experts, factors, biases, choice, activation, from, out });
         }
     };
     let layer = |count, used, last, residence| biased(count, used, last, residence, None);
@@ -370,7 +370,7 @@ fn experts_are_alike_and_come_when_chosen() {
     refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
     refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
     // Two tensors of each of two experts.
-    let ungated = |activation, biased: bool| {
+    let with_factors = |activation, biased: bool, factors: [Option<u64>; 3]| {
         move |rig: &mut Rig| {
             let choice = route(rig, 1);
             let first = rig.builder.next_tensor();
@@ -380,10 +380,16 @@ fn experts_are_alike_and_come_when_chosen() {
             let experts = ExpertRange { first, count: 2, gated: false };
             assert!(experts.each(1).eq([2, 3].map(|role| TensorId(first.0 + role))));
             let bias = rig.builder.tensor(tensor(DType::F32, &[6, 2]), Residence::Device);
+            let mut vector = |len| rig.builder.tensor(tensor(DType::F32, &[len]), Residence::Device);
+            let factors = factors.map(|len| len.map(&mut vector));
             let (from, out, biases) = (rig.project(WIDTH), rig.x, biased.then_some([bias; 3]));
-            rig.builder.push(Op::Experts { experts, biases, choice, activation, from, out });
+            rig.builder.push(Op::Experts { experts, factors, biases, choice, activation, from, out });
         }
     };
+    let ungated = |activation, biased| with_factors(activation, biased, [None; 3]);
+    assert_eq!(fault(with_factors(Activation::SquaredRelu, false, [None, Some(2), Some(2)])), None);
+    refused("must have shape [2]", with_factors(Activation::SquaredRelu, false, [None, Some(2), Some(1)]));
+    refused("no factors of gates", with_factors(Activation::SquaredRelu, false, [Some(2), None, None]));
     assert_eq!(fault(ungated(Activation::SquaredRelu, false)), None);
     refused("experts without gates have no biases", ungated(Activation::Linear, false));
     refused("experts without gates have no biases", ungated(Activation::SquaredRelu, true));

@@ -4,9 +4,10 @@ use half::f16;
 use rocmforge::backend::hip::DevicePtr;
 use rocmforge::backend::hip::kernels::Kernel;
 use rocmforge::backend::hip::kernels::heads::AttnAround;
+use rocmforge::program::alibi_slope;
 
 use crate::attending::{CAP, Rows, Scores, TILE_QUERIES, Tiled, scale, set_far};
-use crate::pages::{Cache, Element, Heads, attend};
+use crate::pages::{Cache, Element, Heads, Others, attend};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
@@ -56,6 +57,7 @@ impl<E: Element> Case<E> {
             }
             Scores::Sinks => rows.add_sinks(random),
             Scores::Capped => rows.cap = CAP,
+            Scores::Falling => rows.falls = true,
         }
         for (sequence, text) in texts.iter().enumerate() {
             cache.forget(sequence, text.first.saturating_sub(window / 2));
@@ -97,6 +99,7 @@ impl<E: Element> Case<E> {
             head_dim: heads.dim as u32,
             table_stride,
             window: rows.window as u32,
+            falls: rows.falls.into(),
         };
         rig.device.launch(&rig.stream, kernel, tiled.grid, &arguments).unwrap();
         tiled.results(rig, heads)
@@ -110,10 +113,12 @@ impl<E: Element> Case<E> {
             let (position, end) = (rows.positions[row] as usize, ends[row] as usize);
             let seen = (position.saturating_sub(half), (position + half).min(end));
             let q = &rows.q[row * rows.heads.cols()..][..rows.heads.cols()];
-            let others = (rows.sinks.as_slice(), rows.cap);
-            for (i, (&got, want)) in
-                got.iter().zip(attend(cache, rows.sequences[row] as usize, seen, q, others)).enumerate()
-            {
+            let count = rows.heads.q as u32;
+            let falls = rows.falls.then_some(0..count).into_iter().flatten();
+            let slopes: Vec<f32> = falls.map(|head| alibi_slope(head, count)).collect();
+            let others = Others { sinks: &rows.sinks, cap: rows.cap, slopes: &slopes, position };
+            let wanted = attend(cache, rows.sequences[row] as usize, seen, q, &others);
+            for (i, (&got, want)) in got.iter().zip(wanted).enumerate() {
                 assert!(
                     (f64::from(got) - want.value).abs() <= want.size * bound + 1e-37,
                     "{:?} row {row} at {position} of {end}, window {}, value {i}: {got} instead of {}",
@@ -196,13 +201,13 @@ fn windows_both_ways_take_heads_of_any_size() {
 }
 
 #[test]
-fn windows_both_ways_have_sinks_caps_and_far_scores() {
+fn windows_both_ways_have_sinks_caps_far_and_falling_scores() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for scores in [Scores::Far, Scores::Sinks, Scores::Capped] {
+    for scores in [Scores::Far, Scores::Sinks, Scores::Capped, Scores::Falling] {
         let texts = [text(90, 0, 90), text(150, 50, 30)];
-        for window in [10, 64] {
-            let heads = Heads { q: 4, kv: 2, dim: 64 };
+        for window in [10, 64, 1 << 31] {
+            let heads = Heads { q: 6, kv: 2, dim: 64 };
             let kernel = (AttnAround::attn_around_f16_64, F16_BOUND);
             check::<f16>(random, rig, kernel, heads, (&texts, window, scores));
             let kernel = (AttnAround::attn_around_f32_any, F32_BOUND);

@@ -5,7 +5,7 @@ use rocmforge::backend::hip::kernels::ops::AttnDecode;
 use rocmforge::backend::hip::{Buffer, DevicePtr, Grid};
 
 use crate::forms::X16;
-use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
+use crate::pages::{Attended, Cache, Element, Heads, Others, attend, first_seen};
 use crate::random::Random;
 use crate::rig::Rig;
 
@@ -111,6 +111,8 @@ pub enum Scores {
     Sinks,
     /// Near, and capped.
     Capped,
+    /// Near, and falling with the distance. For windows that look both ways alone.
+    Falling,
 }
 
 /// Cap of [`Scores::Capped`], about as large as the scores.
@@ -128,13 +130,15 @@ pub struct Rows {
     pub sinks: Vec<f32>,
     /// Cap of scores; 0: none.
     pub cap: f32,
+    /// Scores fall with the distance.
+    pub falls: bool,
 }
 
 impl Rows {
     pub fn new(random: &mut Random, heads: Heads, at: &[(u32, u32)]) -> Self {
         let q = random.normals(at.len() * heads.cols());
         let (sequences, positions) = at.iter().copied().unzip();
-        Self { heads, sequences, positions, q, window: 0, sinks: Vec::new(), cap: 0.0 }
+        Self { heads, sequences, positions, q, window: 0, sinks: Vec::new(), cap: 0.0, falls: false }
     }
 
     pub fn len(&self) -> usize {
@@ -186,7 +190,8 @@ impl Rows {
     pub fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
         let q = &self.q[row * self.heads.cols()..][..self.heads.cols()];
         let seen = (self.first_seen(row), self.positions[row] as usize);
-        attend(cache, self.sequences[row] as usize, seen, q, (&self.sinks, self.cap))
+        let others = Others { sinks: &self.sinks, cap: self.cap, ..Others::default() };
+        attend(cache, self.sequences[row] as usize, seen, q, &others)
     }
 
     /// `bound`: relative to the sum of the weighted values' magnitudes.

@@ -108,17 +108,22 @@ fn experts_are_chosen_and_summed() {
         }
 
         let pairs = rows * used;
-        for (cols, with_bias) in [(70, false), (70, true), (1028, true)] {
+        for (cols, with_factor, with_bias) in
+            [(70, false, false), (70, false, true), (1028, true, true), (72, true, false)]
+        {
             // Rows of biases begin at multiples of 4 values.
             let bias_stride = usize::next_multiple_of(cols, 4);
             let biases = random.normals(count * bias_stride);
             let biases_in = rig.upload(&biases);
+            let factors = random.normals(count);
+            let factors_in = rig.upload(&factors);
             let (results, residual) = (random.normals(pairs * cols), random.normals(rows * cols));
             let (results_in, residual_in) = (rig.upload(&results), rig.upload(&residual));
             let arguments = Combine {
                 results: results_in.ptr(),
                 weights: weights.ptr(),
-                experts: if with_bias { experts.ptr() } else { DevicePtr::NULL },
+                experts: if with_factor || with_bias { experts.ptr() } else { DevicePtr::NULL },
+                factor: if with_factor { factors_in.ptr() } else { DevicePtr::NULL },
                 bias: if with_bias { biases_in.ptr() } else { DevicePtr::NULL },
                 residual: residual_in.ptr(),
                 used: used as u32,
@@ -131,12 +136,11 @@ fn experts_are_chosen_and_summed() {
                 let (row, k) = (i / cols, i % cols);
                 let (mut want, mut size) = (f64::from(before), f64::from(before.abs()));
                 for pair in row * used..(row + 1) * used {
-                    let bias = match chosen[pair] {
-                        u32::MAX => 0.0,
-                        _ if !with_bias => 0.0,
-                        expert => biases[expert as usize * bias_stride + k],
-                    };
+                    let expert = Some(chosen[pair]).filter(|&expert| expert != u32::MAX).map(|e| e as usize);
+                    let bias = expert.filter(|_| with_bias).map_or(0.0, |e| biases[e * bias_stride + k]);
+                    let factor = expert.filter(|_| with_factor).map_or(1.0, |e| factors[e]);
                     let (result, share) = (f64::from(results[pair * cols + k]), f64::from(shares[pair]));
+                    let result = result * f64::from(factor);
                     want += share * (result + f64::from(bias));
                     size += (share * result).abs() + (share * f64::from(bias)).abs();
                 }

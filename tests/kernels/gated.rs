@@ -37,12 +37,23 @@ fn clamped(gate: f64, up: f64) -> f64 {
     gate / (1.0 + (-1.702 * gate).exp()) * (1.0 + up)
 }
 
-/// Biases of experts: rows begin at multiples of 4 values.
-struct Biases {
+/// Factors and biases of experts, each of gates and ups. Rows of biases begin at multiples of 4 values.
+struct Terms {
     /// The expert of each row, or none: `u32::MAX`.
     experts: Vec<u32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
+    factors: [Option<Vec<f32>>; 2],
+    biases: [Option<Vec<f32>>; 2],
+}
+
+/// Terms of [`Gated`] rows.
+#[derive(Clone, Copy)]
+enum With {
+    Nothing,
+    Biases,
+    Factors,
+    /// A factor of gates alone.
+    Factor,
+    Both,
 }
 
 /// Gates and ups in one buffer, or gates alone.
@@ -54,7 +65,7 @@ struct Gated {
     padded: usize,
     has_up: bool,
     activation: u32,
-    biases: Option<Biases>,
+    terms: Option<Terms>,
 }
 
 impl Gated {
@@ -63,14 +74,19 @@ impl Gated {
         rows.flat_map(|(number, row)| (0..self.cols).map(move |k| self.value(number, row, k))).collect()
     }
 
-    /// Value k of a row. A bias is added in f32, as the kernel does: both sums are rounded once.
+    /// Value k of a row. Factors and biases are those of f32, as in the kernel.
     fn value(&self, number: usize, row: &[f32], k: usize) -> f64 {
         let (mut gate, mut up) = (row[k], if self.has_up { row[self.cols + k] } else { 1.0 });
-        if let Some(biases) = &self.biases
-            && biases.experts[number] != u32::MAX
+        if let Some(Terms { experts, factors, biases }) = &self.terms
+            && experts[number] != u32::MAX
         {
-            let at = biases.experts[number] as usize * self.cols.next_multiple_of(4) + k;
-            (gate, up) = (gate + biases.gate[at], up + biases.up[at]);
+            let expert = experts[number] as usize;
+            let at = expert * self.cols.next_multiple_of(4) + k;
+            for (value, (factors, biases)) in [&mut gate, &mut up].into_iter().zip(factors.iter().zip(biases))
+            {
+                *value *= factors.as_ref().map_or(1.0, |factors| factors[expert]);
+                *value += biases.as_ref().map_or(0.0, |biases| biases[at]);
+            }
         }
         if self.activation == CLAMPED {
             return clamped(gate.into(), up.into());
@@ -85,11 +101,13 @@ impl Gated {
         let gate = input.ptr();
         let up = if self.has_up { input.ptr_at(4 * cols).unwrap() } else { DevicePtr::NULL };
         let (stride, cols_arg) = (self.stride as u32, cols as u32);
-        let biases =
-            self.biases.as_ref().map(|b| (rig.upload(&b.experts), rig.upload(&b.gate), rig.upload(&b.up)));
-        let experts = biases.as_ref().map_or(DevicePtr::NULL, |(experts, _, _)| experts.ptr());
-        let gate_bias = biases.as_ref().map_or(DevicePtr::NULL, |(_, gate, _)| gate.ptr());
-        let up_bias = biases.as_ref().map_or(DevicePtr::NULL, |(_, _, up)| up.ptr());
+        let experts_in = self.terms.as_ref().map(|terms| rig.upload(&terms.experts));
+        let experts = experts_in.as_ref().map_or(DevicePtr::NULL, |experts| experts.ptr());
+        let numbers = self.terms.iter().flat_map(|terms| terms.factors.iter().chain(&terms.biases));
+        let numbers: Vec<_> = numbers.map(|all| all.as_ref().map(|all| rig.upload(all))).collect();
+        let pointer =
+            |i: usize| numbers.get(i).and_then(Option::as_ref).map_or(DevicePtr::NULL, |all| all.ptr());
+        let [gate_factor, up_factor, gate_bias, up_bias] = [0, 1, 2, 3].map(pointer);
 
         // e^-x for x down to -40 carries the rounding of 40 log2(e), a relative error of 40 * 2^-24: more than
         // F32_SHARE.
@@ -99,6 +117,8 @@ impl Gated {
             gate,
             up,
             experts,
+            gate_factor,
+            up_factor,
             gate_bias,
             up_bias,
             out: out.ptr(),
@@ -116,6 +136,8 @@ impl Gated {
                 gate,
                 up,
                 experts,
+                gate_factor,
+                up_factor,
                 gate_bias,
                 up_bias,
                 out: out_ptr,
@@ -137,6 +159,8 @@ impl Gated {
             gate,
             up,
             experts,
+            gate_factor,
+            up_factor,
             gate_bias,
             up_bias,
             codes,
@@ -158,18 +182,22 @@ fn gates_are_those_of_f64_in_every_form() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for (m, cols, padded) in [(3, 1536, 1536), (2, 33, 64), (1, 4128, 4352)] {
-        let plain = ACTIVATIONS.into_iter().flat_map(|a| [(a, true, false), (a, false, false)]);
+        let plain =
+            ACTIVATIONS.into_iter().flat_map(|a| [(a, true, With::Nothing), (a, false, With::Nothing)]);
         let more = [
-            (CLAMPED, true, false),
-            (CLAMPED, true, true),
-            (SILU, true, true),
-            (SIGMOID, true, false),
-            (SIGMOID, false, false),
-            (LINEAR, true, false),
-            (SQUARED_RELU, true, false),
-            (SQUARED_RELU, false, false),
+            (CLAMPED, true, With::Nothing),
+            (CLAMPED, true, With::Biases),
+            (SILU, true, With::Biases),
+            (SILU, true, With::Factors),
+            (GELU, true, With::Both),
+            (SIGMOID, true, With::Nothing),
+            (SIGMOID, false, With::Nothing),
+            (LINEAR, true, With::Nothing),
+            (SQUARED_RELU, true, With::Nothing),
+            (SQUARED_RELU, false, With::Nothing),
+            (SQUARED_RELU, false, With::Factor),
         ];
-        for (activation, has_up, biased) in plain.chain(more) {
+        for (activation, has_up, with) in plain.chain(more) {
             // Gates far from 0 on both sides.
             let stride = if has_up { 2 * cols } else { cols };
             let mut values: Vec<f32> = random.normals(m * stride).iter().map(|v| v * 8.0).collect();
@@ -177,18 +205,26 @@ fn gates_are_those_of_f64_in_every_form() {
             values.chunks_exact_mut(stride).for_each(|row| {
                 row[..cols].iter_mut().step_by(32).for_each(|gate| *gate = gate.abs());
             });
-            let biases = biased.then(|| {
-                let mut of_experts = || random.normals(3 * usize::next_multiple_of(cols, 4));
-                Biases { experts: [2, u32::MAX, 0][..m].to_vec(), gate: of_experts(), up: of_experts() }
-            });
-            Gated { values, m, cols, stride, padded, has_up, activation, biases }.check(rig);
+            let mut of_experts = |there: bool, len: usize| there.then(|| random.normals(3 * len));
+            let [gate_factor, up_factor, biases] = match with {
+                With::Nothing => [false; 3],
+                With::Biases => [false, false, true],
+                With::Factors => [true, true, false],
+                With::Factor => [true, false, false],
+                With::Both => [true; 3],
+            };
+            let factors = [gate_factor, up_factor].map(|there| of_experts(there, 1));
+            let biases = [biases; 2].map(|there| of_experts(there, cols.next_multiple_of(4)));
+            let terms = Terms { experts: [2, u32::MAX, 0][..m].to_vec(), factors, biases };
+            let terms = (!matches!(with, With::Nothing)).then_some(terms);
+            Gated { values, m, cols, stride, padded, has_up, activation, terms }.check(rig);
         }
     }
     // Rows of gates with other values between them.
     let (m, cols, stride) = (2, 70, 75);
     let values = random.normals(m * stride);
-    let (padded, has_up, activation, biases) = (96, false, GELU, None);
-    Gated { values, m, cols, stride, padded, has_up, activation, biases }.check(rig);
+    let (padded, has_up, activation, terms) = (96, false, GELU, None);
+    Gated { values, m, cols, stride, padded, has_up, activation, terms }.check(rig);
 }
 
 /// A large gate passes its input or closes, whatever the exponential overflows to; the result is never NaN.
@@ -202,10 +238,20 @@ fn large_gates_are_open_or_closed() {
         let out = rig.output::<f32>(gates.len());
         let cols = gates.len() as u32;
         let (gate, up, out_ptr) = (input.ptr(), DevicePtr::NULL, out.ptr());
-        let (experts, gate_bias, up_bias) = (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL);
-        let stride = cols;
-        let arguments =
-            GatedF32 { gate, up, experts, gate_bias, up_bias, out: out_ptr, stride, cols, activation };
+        let (experts, none, stride) = (DevicePtr::NULL, DevicePtr::NULL, cols);
+        let arguments = GatedF32 {
+            gate,
+            up,
+            experts,
+            gate_factor: none,
+            up_factor: none,
+            gate_bias: none,
+            up_bias: none,
+            out: out_ptr,
+            stride,
+            cols,
+            activation,
+        };
         rig.device.launch(&rig.stream, GatedF32::gated_f32, Grid::xy(1, 1), &arguments).unwrap();
         for (&gate, got) in gates.iter().zip(rig.download::<f32>(&out)) {
             let want = activated(activation, gate.into());

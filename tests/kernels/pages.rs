@@ -262,14 +262,25 @@ pub fn first_seen(position: usize, window: usize) -> usize {
     if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
 }
 
-/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads in order. `sinks` is empty, or has one more
-/// score for each query head, whose value is 0. Scores are capped by `cap`, unless it is 0.
+/// Sinks, cap and slopes, which change the weights of a row's tokens.
+#[derive(Default)]
+pub struct Others<'a> {
+    /// Empty, or one more score for each query head, whose value is 0.
+    pub sinks: &'a [f32],
+    /// Scores are capped by it, unless it is 0.
+    pub cap: f32,
+    /// Empty, or what a capped score of each query head falls by for each token of distance from `position`.
+    pub slopes: &'a [f32],
+    pub position: usize,
+}
+
+/// Attention of a row to tokens `first` to `last`, in f64: all query heads in order.
 pub fn attend<E: Element>(
     cache: &Cache<E>,
     sequence: usize,
-    (first, position): (usize, usize),
+    (first, last): (usize, usize),
     q: &[f32],
-    (sinks, cap): (&[f32], f32),
+    &Others { sinks, cap, slopes, position }: &Others<'_>,
 ) -> Vec<Attended> {
     let heads = cache.heads;
     let mut out = Vec::new();
@@ -281,7 +292,9 @@ pub fn attend<E: Element>(
                 / (heads.dim as f64).sqrt()
         };
         let capped = |x: f64| if cap == 0.0 { x } else { f64::from(cap) * (x / f64::from(cap)).tanh() };
-        let scores: Vec<f64> = (first..=position).map(|t| capped(score(t))).collect();
+        let slope = slopes.get(h).map_or(0.0, |&slope| slope.into());
+        let falls = |t: usize| slope * t.abs_diff(position) as f64;
+        let scores: Vec<f64> = (first..=last).map(|t| capped(score(t)) - falls(t)).collect();
         let sink = sinks.get(h).map_or(f64::NEG_INFINITY, |&sink| sink.into());
         let most = scores.iter().fold(sink, |most, &s| most.max(s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();

@@ -85,6 +85,7 @@ fn check<E: Element>(
         }
         Scores::Sinks => rows.add_sinks(random),
         Scores::Capped => rows.cap = CAP,
+        Scores::Falling => unreachable!("scores of wide heads do not fall"),
     }
     rows.forget_unseen(&mut cache);
     let got = attend(rig, kernel, &rows, &mut cache, 0);

@@ -462,6 +462,12 @@ class ModernBert(Encoder):
     def norm(self, name, x):
         return super().norm(name, x - x.mean(-1, keepdims=True))
 
+    def score(self, ids):
+        """Of a text, by the classifier of the mean of its rows."""
+        self.keys["modern-bert.pooling_type"] = 1
+        x = self.gelu(self.linear("cls", self.embedding(ids)))
+        return float(self.linear("cls.output", self.norm("cls.norm", x)).squeeze())
+
     def local(self, layer):
         return layer % 3 != 0
 
@@ -575,6 +581,6 @@ def embeddings(path, ids, lengths):
 def scores(path, texts):
     """Scores of lists of ids by a classifier: exact, and as llama.cpp computes them with its GELU table."""
     from gguf import GGUFReader
-    kind = {"bert": Bert, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
+    kind = {"bert": Bert, "modern-bert": ModernBert, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
     models = [kind(path, as_llama_cpp) for as_llama_cpp in (False, True)]
     return [[model.score(np.array(ids)) for ids in texts] for model in models]

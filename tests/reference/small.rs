@@ -492,6 +492,7 @@ impl Writer<'_> {
                 let experts = ExpertRange { first, count: experts.len() as u32, gated: true };
                 self.program.push(Op::Experts {
                     experts,
+                    factors: [None; 3],
                     biases: None,
                     choice,
                     activation,

@@ -521,9 +521,9 @@ impl Maker<'_, '_> {
             Op::Route { logits, bias, out, .. } => {
                 Unit::Route { logits: self.place(logits), bias, choice: *self.choices.get(&out)? }
             }
-            Op::Experts { experts, biases, choice, activation, from, out } => {
+            Op::Experts { experts, factors, biases, choice, activation, from, out } => {
                 let (from, out, choice) = (self.place(from), self.place(out), *self.choices.get(&choice)?);
-                Unit::Experts(ExpertSet { experts, biases, choice, activation, from, out })
+                Unit::Experts(ExpertSet { experts, factors, biases, choice, activation, from, out })
             }
             _ => match Recur::of(op, |value| self.place(value)) {
                 Some(recur) => Unit::Recur(recur),

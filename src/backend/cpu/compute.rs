@@ -55,6 +55,8 @@ pub struct Run<'a, const N: usize> {
     pub rows: Range<usize>,
     /// Weights of these rows.
     pub weights: [MatrixView<'a>; N],
+    /// Factors of the products.
+    pub factors: [f32; N],
     /// Biases beside the weights, as bytes of f32; empty without.
     pub biases: [&'a [[u8; 4]]; N],
 }
@@ -339,6 +341,11 @@ impl Compute {
                 let done =
                     kernels.matmul_rows(weight, cols.clone(), &acts, mode, &mut worker.matmul, out, width);
                 worker.error = done.err().or(worker.error.take());
+            }
+            for (&factor, out) in run.factors.iter().zip(worker.tile.chunks_exact_mut(size)) {
+                if factor != 1.0 {
+                    out.iter_mut().for_each(|y| *y *= factor);
+                }
             }
             for (bias, out) in run.biases.iter().zip(worker.tile.chunks_exact_mut(size)) {
                 if let Some(bias) = bias.get(cols.clone()) {

@@ -43,6 +43,7 @@ pub struct ExpertSet {
     pub experts: ExpertRange,
     /// Biases of gates, ups and downs.
     pub biases: Option<[TensorId; 3]>,
+    pub factors: [Option<TensorId>; 3],
     /// Number of the choice.
     pub choice: usize,
     /// Activation of the gate, or of the up.
@@ -230,7 +231,7 @@ pub fn run(
     weights: &Weights<'_>,
     until: Instant,
 ) -> Result<Progress, BackendError> {
-    let &ExpertSet { experts, biases, choice, activation, from, out } = set;
+    let &ExpertSet { experts, factors, biases, choice, activation, from, out } = set;
     let choice = &mut model.now.choices[choice];
     let (spec, runs) = (choice.spec, choice.runs());
     let absent = |id: &TensorId| !weights.has(*id);
@@ -249,6 +250,11 @@ pub fn run(
         let (all, _) = weights.tensor(biases[role])?.tensor.bytes().as_chunks::<4>();
         Ok(&all[number as usize * width..][..width])
     };
+    let factor = |role: usize, number: u32| -> Result<_, BackendError> {
+        let Some(factors) = factors[role] else { return Ok(1.0) };
+        let (all, _) = weights.tensor(factors)?.tensor.bytes().as_chunks::<4>();
+        Ok(f32::from_le_bytes(all[number as usize]))
+    };
     // First the columns of gate and up, then those of down.
     if model.now.within < spec.ffn {
         if model.now.within == 0 {
@@ -264,7 +270,8 @@ pub fn run(
             let gate_up = runs.iter().map(|(number, rows)| {
                 let [gate, up, _] = experts.tensors(*number);
                 let biases = [bias(0, *number, spec.ffn)?, bias(1, *number, spec.ffn)?];
-                Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?], biases })
+                let factors = [factor(0, *number)?, factor(1, *number)?];
+                Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?], factors, biases })
             });
             let gate_up = gate_up.collect::<Result<Vec<_>, BackendError>>()?;
             compute.project_runs(&gate_up, acts, spec.ffn, gated, stretch, |[gate, up], out| {
@@ -273,7 +280,8 @@ pub fn run(
         } else {
             let ups = runs.iter().map(|(number, rows)| {
                 let [_, up, _] = experts.tensors(*number);
-                Ok(Run { rows: rows.clone(), weights: [view(up)?], biases: [&[]] })
+                let factors = [factor(1, *number)?];
+                Ok(Run { rows: rows.clone(), weights: [view(up)?], factors, biases: [&[]] })
             });
             let ups = ups.collect::<Result<Vec<_>, BackendError>>()?;
             compute.project_runs(&ups, acts, spec.ffn, gated, stretch, |[up], out| {
@@ -294,7 +302,8 @@ pub fn run(
     let down = runs.iter().map(|(number, rows)| {
         let [_, _, down] = experts.tensors(*number);
         let biases = [bias(2, *number, spec.hidden)?];
-        Ok(Run { rows: rows.clone(), weights: [view(down)?], biases })
+        let factors = [factor(2, *number)?];
+        Ok(Run { rows: rows.clone(), weights: [view(down)?], factors, biases })
     });
     let down = down.collect::<Result<Vec<_>, BackendError>>()?;
     let (results, stretch) = (&mut choice.results, Stretch { from: model.now.within - spec.ffn, until });

@@ -145,8 +145,13 @@ fn feed_forward_half(
 
 /// The result of an encoder whose last layer left `rows`.
 pub(super) fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
-    w.metadata.ignore_one_text("classifier.output_labels");
     w.rows_head(sizes.hidden);
+    pooled(w, sizes, rows)
+}
+
+/// As [`encoded`], where the head is written.
+pub(super) fn pooled(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
+    w.metadata.ignore_one_text("classifier.output_labels");
     let context = sizes.context.min(TEXT_ROWS_MAX);
     Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context })
 }

@@ -41,5 +41,6 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
     }
     w.norm_last(layer_norm, x);
-    bert::encoded(w, &sizes, x)
+    w.mean_head(sizes.hidden, layer_norm);
+    bert::pooled(w, &sizes, x)
 }

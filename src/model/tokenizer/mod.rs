@@ -193,13 +193,14 @@ impl Tokenizer {
     }
 
     /// Token ids of two texts that a model compares: the beginning, the first text, the end and the separator, the second text
-    /// and the end. WordPiece has one separator between them.
+    /// and the end. WordPiece, and ModernBERT with its `[SEP]`, have one separator between them.
     pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
         let plain = EncodeOptions { add_special: false, parse_special: false };
         let (bos, eos) = (self.bos.filter(|_| self.add_bos), self.eos.filter(|_| self.add_eos));
+        let is_bert = eos.is_some_and(|eos| self.token_bytes(eos, true) == Some(b"[SEP]"));
         let between = match self.merging {
             Merging::WordPiece(_) => None,
-            _ => self.separator,
+            _ => self.separator.filter(|_| !is_bert),
         };
         let mut ids: Vec<u32> = bos.into_iter().collect();
         ids.extend(self.encode(first, plain));

@@ -109,6 +109,22 @@ fn arrays_of_unequal_length_are_refused() {
 }
 
 #[test]
+fn pairs_of_bert_have_one_separator_between_them() {
+    for (ends, between) in [("[SEP]", 1), ("</s>", 2)] {
+        let mut sample = Sample::byte_pair();
+        let (begin, end) = (sample.add("[CLS]", 3, 0.0), sample.add(ends, 3, 0.0));
+        let tokenizer = sample.build_with(|parts| {
+            (parts.special.bos, parts.special.eos) = (Some(begin), Some(end));
+            parts.special.separator = Some(end);
+            (parts.add_bos, parts.add_eos) = (Some(true), Some(true));
+        });
+        let text = |text: &str| vec![sample.id(text)];
+        let want = [vec![begin], text("ab"), vec![end; between], text("c"), vec![end]].concat();
+        assert_eq!(tokenizer.unwrap().encode_pair("ab", "c"), want, "{ends}");
+    }
+}
+
+#[test]
 fn a_vocabulary_must_have_tokens() {
     let empty = Strings::default();
     let error = Tokenizer::new(&VocabParts::new(Algorithm::BytePair, &empty)).unwrap_err();

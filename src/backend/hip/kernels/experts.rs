@@ -150,10 +150,12 @@ kernels! { |launch|
         results: DevicePtr<f32> [launch.y * used * cols],
         /// f32 `[M][used]`.
         weights: DevicePtr<f32> [launch.y * used],
-        /// `[pairs]`: the expert of each pair, or null: there are no biases.
+        /// `[pairs]`: the expert of each pair, or null: there are no factors and no biases.
         experts: DevicePtr<u32> [null or launch.y * used],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
         /// f32 `[M][cols]`.
         residual: DevicePtr<f32> [launch.y * cols],
         /// Experts of a row.

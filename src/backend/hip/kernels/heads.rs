@@ -64,6 +64,8 @@ kernels! { |launch|
         table_stride: u32,
         /// Half of it are the tokens that a row sees before its own, and after it. Not 0.
         window: u32,
+        /// 1 where scores fall with the distance of the tokens (ALiBi), else 0.
+        falls: u32,
     }
 
     /// Rotation of wide heads; q to scratch, k and v to pages. Grid: heads, rows.

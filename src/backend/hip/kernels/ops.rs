@@ -159,12 +159,16 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
-        /// `[M]`: the expert of each row, or null: rows have no biases.
+        /// `[M]`: the expert of each row, or null: rows have no factors and no biases.
         experts: DevicePtr<u32> [null or launch.y],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        gate_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        up_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
         /// i8 `[M][padded]`.
         codes: DevicePtr<i8> [a8_codes(launch.y, padded)],
         /// f32 `[M][padded / 32]`.
@@ -187,12 +191,16 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
-        /// `[M]`: the expert of each row, or null: rows have no biases.
+        /// `[M]`: the expert of each row, or null: rows have no factors and no biases.
         experts: DevicePtr<u32> [null or launch.y],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        gate_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        up_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
         /// f32 `[M][cols]`.
         out: DevicePtr<f32> [launch.y * cols],
         /// Values from row to row.
@@ -209,12 +217,16 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.x, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.x, stride, cols)],
-        /// `[M]`: the expert of each row, or null: rows have no biases.
+        /// `[M]`: the expert of each row, or null: rows have no factors and no biases.
         experts: DevicePtr<u32> [null or launch.x],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        gate_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
-        /// f32, row e at e times `cols` rounded up to 4. `experts` decides which are read.
-        up_bias: DevicePtr<f32> [at least only(!experts.is_null(), cols)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        gate_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, one for each expert, or null. `experts` decides which are read.
+        up_factor: DevicePtr<f32> [null or at least only(!experts.is_null(), 1)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        gate_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
+        /// f32, row e at e times `cols` rounded up to 4, or null. `experts` decides which are read.
+        up_bias: DevicePtr<f32> [null or at least only(!experts.is_null(), cols)],
         /// f16 `[M][cols]`, or tiles.
         out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.

@@ -22,6 +22,7 @@ impl Writer<'_> {
         });
         let hidden = self.program.width(from);
         let biases = self.expert_biases(experts, hidden);
+        let factors = self.expert_factors(experts);
         let found = experts.find(&mut self.tensors, &self.prefix, hidden);
         let first = self.program.next_tensor();
         for tensor in found.into_iter().flatten() {
@@ -29,7 +30,7 @@ impl Writer<'_> {
         }
         let &Experts { activation, gated, .. } = experts;
         let experts = ExpertRange { first, count: experts.count as u32, gated }; // at most EXPERTS_MAX
-        self.program.push(Op::Experts { experts, biases, choice, activation, from, out });
+        self.program.push(Op::Experts { experts, factors, biases, choice, activation, from, out });
     }
 
     /// Biases of gate, up and down of all experts, if files have them.
@@ -42,6 +43,21 @@ impl Writer<'_> {
         let up = of("biases of expert up projections", "ffn_up_exps", experts.ffn);
         let down = of("biases of expert down projections", "ffn_down_exps", hidden);
         Some([gate?, up?, down?])
+    }
+
+    /// Factors of all experts' gates, ups and downs, `STEM.scale`, as files with NVFP4 weights have them. `STEM.input_scale` is for
+    /// activations in NVFP4.
+    fn expert_factors(&mut self, experts: &Experts) -> [Option<TensorId>; 3] {
+        let stems = [
+            ("factors of expert gates", "ffn_gate_exps", experts.gated),
+            ("factors of expert up projections", "ffn_up_exps", true),
+            ("factors of expert down projections", "ffn_down_exps", true),
+        ];
+        stems.map(|(role, stem, there)| {
+            self.tensors.unused(&self.name(&format!("{stem}.input_scale")));
+            let presence = if there { Presence::Optional } else { Presence::Never };
+            self.present(role, &format!("{stem}.scale"), Want::Vector(experts.count), presence)
+        })
     }
 
     /// The expert that all rows share, of width `ffn`.

@@ -53,7 +53,8 @@ impl Writer<'_> {
         let weight = self.put(output, Residence::Device);
         let bias = self.present("output bias", "output.bias", Want::Vector(self.vocab), bias);
         let logits = self.program.wanted_value(self.vocab);
-        self.program.push(Op::Project { weight, bias, from: normed, out: logits, add: false });
+        let by = self.matrix_scale("output", "output", bias.is_some());
+        self.push_scaled((weight, bias, by), normed, logits, false);
         logits
     }
 }

@@ -20,6 +20,9 @@ use crate::tensor::DType;
 /// Most matrices per launch.
 const TOGETHER: usize = 3;
 
+/// A window whose half is more than the positions of any text.
+const WHOLE_TEXT: u32 = 1 << 31;
+
 impl Lower<'_> {
     /// Handles an operation that is part of a fused unit.
     pub fn absorbed(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
@@ -240,11 +243,14 @@ impl Lower<'_> {
         let Op::Attend { state, queries, scale, window, both_ways, cap, alibi, sinks, .. } = *op else {
             return Ok(());
         };
-        if alibi {
-            return Err(limits::operation("attention whose scores fall with the distance (ALiBi)"));
+        if alibi && !both_ways {
+            return Err(limits::operation(
+                "attention to earlier tokens whose scores fall with the distance (ALiBi)",
+            ));
         }
-        let around = both_ways && window.is_some();
-        let window = window.unwrap_or(0);
+        // Scores fall with the distance in tiles that look both ways alone.
+        let window = window.or(alibi.then_some(WHOLE_TEXT)).unwrap_or(0);
+        let around = both_ways && window > 0;
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
         if value.rows != Rows::All {
@@ -294,6 +300,7 @@ impl Lower<'_> {
             window,
             both_ways,
             cap,
+            falls: alibi,
             sinks,
             windows_at,
             out,
@@ -403,7 +410,9 @@ impl Lower<'_> {
     }
 
     fn experts(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
-        let Op::Experts { experts: range, biases, choice, activation, from, .. } = *op else { return Ok(()) };
+        let Op::Experts { experts: range, factors, biases, choice, activation, from, .. } = *op else {
+            return Ok(());
+        };
         let [read, chosen] = [self.read(number, from)?, self.read(number, choice)?];
         let (choice, route) = self
             .choices
@@ -433,13 +442,15 @@ impl Lower<'_> {
             None
         };
         let has_gates = range.gated;
-        let both = if grouped.is_some() || !has_gates || is_apart(activation, biases.is_some()) {
+        let has_terms = biases.is_some() || factors.iter().any(Option::is_some);
+        let both = if grouped.is_some() || !has_gates || is_apart(activation, has_terms) {
             let cols = limits::width(if has_gates { 2 * set.ffn } else { set.ffn })?;
             Some(of_pairs(self, cols))
         } else {
             None
         };
         let biases = biases.map(|ids| ids.map(|id| self.operand(id)));
+        let factors = factors.map(|id| id.map(|id| self.operand(id)));
         let Some(out) = self.updated(wrote)?.float else { return Ok(()) };
         if out.stride != set.out_cols {
             return Err(limits::operation("experts that add to only a part of a row"));
@@ -460,6 +471,7 @@ impl Lower<'_> {
             from,
             has_gates,
             activation,
+            factors,
             biases,
             out,
             gated,

@@ -103,7 +103,11 @@ impl Writer {
         [HEADS, KV_HEADS, KV_HEADS].map(|heads| self.project(from, heads * HEAD_DIM))
     }
 
-    fn attend(&mut self, rope: Option<RopeId>, [q, k, v]: [ValueId; 3]) -> ValueId {
+    fn attend(&mut self, rope: Option<RopeId>, qkv: [ValueId; 3]) -> ValueId {
+        self.attend_with(rope, qkv, false)
+    }
+
+    fn attend_with(&mut self, rope: Option<RopeId>, [q, k, v]: [ValueId; 3], alibi: bool) -> ValueId {
         let head_dim = HEAD_DIM as u32;
         for value in [q, k] {
             if let Some(rope) = rope {
@@ -119,7 +123,7 @@ impl Writer {
             scale: 0.125,
             window: None,
             both_ways: false,
-            alibi: false,
+            alibi,
             cap: None,
             sinks: None,
             out,
@@ -422,6 +426,7 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
     let experts = ExpertRange { first, count: 6, gated: true };
     w.builder.push(Op::Experts {
         experts,
+        factors: [None; 3],
         biases: None,
         choice,
         activation: Activation::Silu,
@@ -520,6 +525,16 @@ fn operations_without_a_kernel_are_refused_by_name() {
     assert_eq!(
         refused(&latent(2)),
         "the hip backend cannot run products of heads of 98 values, of which the part begins at 0"
+    );
+    let mut w = Writer::new(DType::F16);
+    let x = w.embed();
+    w.layer(0);
+    let qkv = w.qkv(x);
+    let attended = w.attend_with(None, qkv, true);
+    w.push_project(attended, x, true);
+    assert_eq!(
+        refused(&w.head(x)),
+        "the hip backend cannot run attention to earlier tokens whose scores fall with the distance (ALiBi)"
     );
     // A gate over two products, and one over a value that others read too.
     for shared in [false, true] {

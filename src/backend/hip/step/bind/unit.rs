@@ -325,6 +325,8 @@ pub struct Attend {
     pub both_ways: bool,
     /// Cap of scores, in units of log2; 0 for none.
     pub cap: f32,
+    /// Scores fall with the distance of the tokens (ALiBi).
+    pub falls: bool,
     /// A sink for each query head.
     pub sinks: Option<Operand>,
     /// Index of the window among the program's windows.
@@ -430,6 +432,8 @@ pub struct Experts {
     pub activation: Activation,
     /// Biases of all experts' gates, ups and downs.
     pub biases: Option<[Operand; 3]>,
+    /// Factors of gates, ups and downs: one for each expert.
+    pub factors: [Option<Operand>; 3],
     /// Output that the results are added to.
     pub out: View,
     /// `activation(gate x) * (up x)` of each pair, in the form that down matrices want.
@@ -453,15 +457,16 @@ pub struct Grouped {
 
 impl Experts {
     /// Whether gate and up are products of their own even where pairs are not sorted. The kernels that compute both with
-    /// their gate know no biases, no clamps, and no experts without gates.
+    /// their gate know no factors, no biases, no clamps, and no experts without gates.
     pub fn is_apart(&self) -> bool {
-        !self.has_gates || is_apart(self.activation, self.biases.is_some())
+        let has_terms = self.biases.is_some() || self.factors.iter().any(Option::is_some);
+        !self.has_gates || is_apart(self.activation, has_terms)
     }
 }
 
 /// See [`Experts::is_apart`].
-pub fn is_apart(activation: Activation, biased: bool) -> bool {
-    biased || !of_products(activation)
+pub fn is_apart(activation: Activation, has_terms: bool) -> bool {
+    has_terms || !of_products(activation)
 }
 
 /// Whether kernels that compute a gate's two products know its activation.

@@ -1,7 +1,7 @@
 //! Expert choice, and the chosen experts' work on pairs of a row and an expert.
 
 use super::forms::A8;
-use super::gate::Biases;
+use super::gate::Terms;
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::experts as kernels;
@@ -167,11 +167,12 @@ impl Run<'_> {
             self.pair_product(unit, down, product, self.plane(unit.results), rows * used)?;
         }
         let cols = down.rows;
-        let bias = unit.biases.map(|[_, _, down]| down);
+        let (bias, factor) = (unit.biases.map(|[_, _, down]| down), unit.factors[2]);
         let arguments = kernels::Combine {
             results: self.plane(unit.results),
             weights: self.plane(unit.choice.weights),
-            experts: bias.map_or(DevicePtr::NULL, |_| self.plane(unit.choice.chosen)),
+            experts: factor.or(bias).map_or(DevicePtr::NULL, |_| self.plane(unit.choice.chosen)),
+            factor: weights.optional(factor),
             bias: weights.optional(bias),
             residual: self.at(unit.out),
             used,
@@ -284,12 +285,15 @@ impl Run<'_> {
         let up = unit.has_gates.then(|| View { column: both.column + cols, ..both });
         let (activation, forms) = (unit.activation, Wanted::always(out));
         let gate = Gate { activation, gate: both, up, cols, out: unit.gated, forms };
-        let biases = unit.biases.map_or(Biases::NONE, |[gate, up, _]| Biases {
-            experts: self.plane(unit.choice.chosen),
-            gate: weights.vector(gate),
-            up: weights.vector(up),
-        });
-        self.gate(&gate, pairs, &biases)
+        // The gate of experts without gates is that of their ups.
+        let [gates, ups, _] = unit.factors;
+        let factors = if unit.has_gates { [gates, ups] } else { [ups, None] };
+        let biases = unit.biases.map_or([None; 2], |[gate, up, _]| [Some(gate), Some(up)]);
+        let is_there = factors.iter().chain(&biases).any(Option::is_some);
+        let [gate_factor, up_factor] = factors.map(|factor| weights.optional(factor));
+        let [gate_bias, up_bias] = biases.map(|bias| weights.optional(bias));
+        let experts = if is_there { self.plane(unit.choice.chosen) } else { DevicePtr::NULL };
+        self.gate(&gate, pairs, &Terms { experts, gate_factor, up_factor, gate_bias, up_bias })
     }
 
     /// Gate and up, or the up alone, as products of their own, then their gate.

@@ -9,20 +9,30 @@ use crate::backend::hip::step::bind::{Form, Gate, GatedProducts, View, form, fus
 use crate::backend::hip::step::scratch::padded;
 use crate::backend::hip::{DevicePtr, Grid};
 
-/// Biases of the gates and ups of rows that belong to experts.
+/// Factors and biases of the gates and ups of rows that belong to experts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Biases {
-    /// Expert of each row; null for rows without biases.
+pub(super) struct Terms {
+    /// Expert of each row; null for rows without factors and biases.
     pub experts: DevicePtr<u32>,
-    /// A row for each expert.
-    pub gate: DevicePtr<f32>,
-    /// A row for each expert.
-    pub up: DevicePtr<f32>,
+    /// A number for each expert, or null.
+    pub gate_factor: DevicePtr<f32>,
+    /// A number for each expert, or null.
+    pub up_factor: DevicePtr<f32>,
+    /// A row for each expert, or null.
+    pub gate_bias: DevicePtr<f32>,
+    /// A row for each expert, or null.
+    pub up_bias: DevicePtr<f32>,
 }
 
-impl Biases {
-    /// No biases.
-    pub const NONE: Self = Self { experts: DevicePtr::NULL, gate: DevicePtr::NULL, up: DevicePtr::NULL };
+impl Terms {
+    /// Of rows that belong to no expert.
+    pub const NONE: Self = Self {
+        experts: DevicePtr::NULL,
+        gate_factor: DevicePtr::NULL,
+        up_factor: DevicePtr::NULL,
+        gate_bias: DevicePtr::NULL,
+        up_bias: DevicePtr::NULL,
+    };
 }
 
 impl Run<'_> {
@@ -43,7 +53,7 @@ impl Run<'_> {
         let up = Some(View { column: both.column + cols, ..both });
         let gate =
             Gate { activation: unit.activation, gate: both, up, cols, out: unit.out, forms: unit.forms };
-        self.gate(&gate, rows, &Biases::NONE)
+        self.gate(&gate, rows, &Terms::NONE)
     }
 
     /// Launches both products and their gate at once.
@@ -102,8 +112,8 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
-    pub(super) fn gate(&self, unit: &Gate, rows: u32, biases: &Biases) -> Result<(), BackendError> {
-        let &Biases { experts, gate: gate_bias, up: up_bias } = biases;
+    pub(super) fn gate(&self, unit: &Gate, rows: u32, terms: &Terms) -> Result<(), BackendError> {
+        let &Terms { experts, gate_factor, up_factor, gate_bias, up_bias } = terms;
         let (gate, cols, stride) = (self.at(unit.gate), unit.cols, unit.gate.stride);
         let up = unit.up.map_or(DevicePtr::NULL, |up| self.at(up));
         let activation = activation(unit.activation);
@@ -114,6 +124,8 @@ impl Run<'_> {
                     gate,
                     up,
                     experts,
+                    gate_factor,
+                    up_factor,
                     gate_bias,
                     up_bias,
                     codes,
@@ -129,8 +141,19 @@ impl Run<'_> {
             }
             Form::Float => {
                 let out = self.floats(&unit.out);
-                let arguments =
-                    GatedF32 { gate, up, experts, gate_bias, up_bias, out, stride, cols, activation };
+                let arguments = GatedF32 {
+                    gate,
+                    up,
+                    experts,
+                    gate_factor,
+                    up_factor,
+                    gate_bias,
+                    up_bias,
+                    out,
+                    stride,
+                    cols,
+                    activation,
+                };
                 let grid = Grid::xy(cols.div_ceil(1024), rows);
                 self.device.launch(self.stream, GatedF32::gated_f32, grid, &arguments)?;
             }
@@ -141,6 +164,8 @@ impl Run<'_> {
                     gate,
                     up,
                     experts,
+                    gate_factor,
+                    up_factor,
                     gate_bias,
                     up_bias,
                     out,

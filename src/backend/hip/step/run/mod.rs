@@ -14,7 +14,7 @@ mod wide;
 
 pub use attention::{attend_leaves_floats, splits_of};
 pub use experts::ExpertTable;
-use gate::Biases;
+use gate::Terms;
 pub use prefill::{TILE_QUERIES, tile_queries, tiles};
 
 use crate::backend::BackendError;
@@ -100,7 +100,7 @@ impl Run<'_> {
             Work::JoinHeads(heads) => self.join_heads(heads, rows),
             Work::Attend(attend) => self.attend(attend, rows, weights),
             Work::GatedProducts(gated) => self.gated_products(gated, rows, weights),
-            Work::Gate(gate) => self.gate(gate, rows, &Biases::NONE),
+            Work::Gate(gate) => self.gate(gate, rows, &Terms::NONE),
             Work::Route(route) => self.route(route, rows, weights),
             Work::Experts(experts) => self.experts(experts, rows, weights),
             Work::Add(add) => self.add(add, rows),

@@ -185,6 +185,7 @@ impl Run<'_> {
             head_dim: of.head_dim,
             table_stride: of.table_stride,
             window: of.window,
+            falls: unit.falls.into(),
         };
         Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
     }

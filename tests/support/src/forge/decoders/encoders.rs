@@ -29,17 +29,25 @@ pub(super) fn encoders() -> Vec<(&'static str, Forge)> {
 
 /// Encoders that score a document for a query, by name.
 pub(super) fn rankers() -> Vec<(&'static str, Forge)> {
-    let ranker = |seed, dense: bool| {
-        let forge = with(bert(seed, 1), "pooling_type", Value::u32(4));
+    let ranker = |seed: u64, forge: Forge| {
+        let forge = with(forge, "pooling_type", Value::u32(4));
         let forge = with(forge, "classifier.output_labels", Value::strings(&["LABEL_0"]));
-        let mut weights = Weights { forge, random: Random(seed + 100) };
-        if dense {
-            weights.linear("cls", [DIMS.hidden, DIMS.hidden], 1.0, true);
-        }
-        weights.linear("cls.output", [DIMS.hidden, 1], 2.0, true);
+        Weights { forge, random: Random(seed + 100) }
+    };
+    let ended = |mut weights: Weights, gain| {
+        weights.linear("cls.output", [DIMS.hidden, 1], gain, true);
         weights.forge
     };
-    vec![("bert-ranker", ranker(86, true)), ("bert-ranker-output", ranker(87, false))]
+    let mut dense = ranker(86, bert(86, 1));
+    dense.linear("cls", [DIMS.hidden, DIMS.hidden], 1.0, true);
+    let mut modern = ranker(194, modern(194));
+    modern.linear("cls", [DIMS.hidden, DIMS.hidden], 1.0, false);
+    modern.norm("cls.norm.weight", DIMS.hidden);
+    vec![
+        ("bert-ranker", ended(dense, 2.0)),
+        ("bert-ranker-output", ended(ranker(87, bert(87, 1)), 2.0)),
+        ("modern-bert-ranker", ended(modern, 1.0)),
+    ]
 }
 
 /// A file with five special tokens, all letters as beginnings and ends of words, a few pieces, and punctuation.
