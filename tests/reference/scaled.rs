@@ -25,6 +25,9 @@ const OF_EXPERTS: [&str; 3] = ["nemotron_h_moe", "gpt-oss", "qwen2moe"];
 /// Of one expert after another.
 const PATTERN: [f32; 5] = [2.0, 0.25, 1.0, 4.0, 0.5];
 
+/// Tensors of experts by stem, with a factor for each expert.
+type Factors = Vec<(String, Vec<f32>)>;
+
 /// Opens the file's model.
 fn open<R>(forge: &Forge, open: impl FnOnce(&std::path::Path) -> R) -> R {
     let dir = tempfile::tempdir().unwrap();
@@ -61,7 +64,7 @@ fn inside(forge: Forge, stem: &str, factors: &[f32]) -> Forge {
 }
 
 /// The models of [`OF_EXPERTS`], with the tensors of experts in some layer and their factors.
-fn experts() -> Vec<(&'static str, Forge, Vec<(String, Vec<f32>)>)> {
+fn experts() -> Vec<(&'static str, Forge, Factors)> {
     let made = newer_decoders().into_iter().filter(|(name, _)| OF_EXPERTS.contains(name));
     let with_factors = made.map(|(name, forge)| {
         let forge = forge.filled();
