@@ -141,26 +141,13 @@ DEV u32 permute_bytes(u32 a, u32 b, u32 select) {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(select));
     return d;
 }
-// Bytes of two words in turn: the low and the high nibbles that chose them.
-DEV u32x2 in_turn(u32 first, u32 second) { return {__byte_perm(first, second, 0x6420u), __byte_perm(first, second, 0x7531u)}; }
-DEV u32x2 table16(u32 q, u32x4 t) {
-    // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth would replicate its
-    // sign. So the fourth bit of each nibble of q chooses the half of the table in a second step.
-    auto look_up = [&](u32 four) {
-        u32 select = four & 0x7777u;
-        u32 low = __byte_perm(t.x, t.y, select), high = __byte_perm(t.z, t.w, select);
-        // Selector i of byte i takes it from `low`, i + 4 from `high`.
-        return __byte_perm(low, high, 0x3210u + (four >> 1 & 0x4444u));
-    };
-    u32 first = look_up(q & 0xffffu), second = look_up(q >> 16);
-    return in_turn(first, second);
-}
 DEV u32x2 table16_small(u32 q, u32x4 t) {
-    // A selector with the fourth bit gives its byte's sign eight times: of a byte below 128, zeros.
+    // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth replicates its sign. Of a
+    // byte below 128 that is 0, so each half of the table gives 0 for the nibbles of the other.
     const u32 other = q ^ 0x88888888u;
     const u32 first = permute_bytes(t.x, t.y, q) | permute_bytes(t.z, t.w, other);
     const u32 second = permute_bytes(t.x, t.y, q >> 16) | permute_bytes(t.z, t.w, other >> 16);
-    return in_turn(first, second);
+    return {__byte_perm(first, second, 0x6420u), __byte_perm(first, second, 0x7531u)};
 }
 DEV u32x2 table16_rising(u32 q, u32x4 t) {
     const u32x2 sizes = table16_small(q, {t.x ^ 0x80808080u, t.y ^ 0x80808080u, t.z, t.w});

@@ -55,9 +55,8 @@
 //   atomic_add_acq_rel(p, v) (global memory)  load_acquire(p)  store_release_system(p, v) (seen by the host)
 // Integers
 //   dot4(i32 a, i32 b, i32 c)      c + sum of four i8*i8          dot4_us(u32 a, i32 b, i32 c)   four u8*i8
-//   u32x2 table16(u32 q, u32x4 t)  looks up 8 of 16 bytes: .x by the low nibbles of q's bytes, .y by the high nibbles
-//   table16_small, table16_rising  the same with fewer instructions, for tables of bytes below 128, and for those of eight negative
-//                                  bytes before eight others
+//   u32x2 table16_small(u32 q, u32x4 t)   looks up 8 of 16 bytes below 128: .x by the low nibbles of q's bytes, .y by the high ones
+//   u32x2 table16_rising(u32 q, u32x4 t)  the same for tables of eight negative bytes before eight others
 //   min_u32 max_u32 min_i32 max_i32 clamp_i32 popcount(u32) popcount(u64) ctz(u32) ctz(u64) clz(u32)
 //   bits(v, from, count)  byte_i8(u32, i)  byte_u8(u32, i)   ceil_div(a, b)   pack_i8x4(a, b, c, d)
 // Floats

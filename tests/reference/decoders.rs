@@ -24,7 +24,7 @@ use crate::steps::{FLOAT, isas};
 
 /// Largest difference of a log-probability, in nats. Sums in another order differ by some 1e-6. The other engine's
 /// angles are in single precision: 1e-5 at these positions.
-const LOGP_DIFF_MAX: f64 = 1e-4;
+pub const LOGP_DIFF_MAX: f64 = 1e-4;
 
 /// The same with keys and values rounded to 11 bits; the weights are F32, which are never multiplied with 8-bit
 /// activations. The five layers of smollm3 are furthest off, by 2.1e-2.

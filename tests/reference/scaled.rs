@@ -4,6 +4,7 @@ use rocmforge::backend::cpu::Isa;
 use rocmforge::backend::{ActivationType, KvType};
 use rocmforge_test_support::forge::{Forge, newer_decoders, tiny_llama};
 
+use crate::decoders::LOGP_DIFF_MAX;
 use crate::logits::log_softmax;
 use crate::on_gpu::on_gpu;
 use crate::runner::Runner;
@@ -126,7 +127,7 @@ fn factors_of_experts_are_those_of_their_weights_on_a_gpu() {
         for (got, want) in answers(&mut gpu).iter().zip(answers(&mut cpu)) {
             let both = log_softmax(got).into_iter().zip(log_softmax(&want));
             let worst = both.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(worst < 1e-4, "{name}: off by {worst:.1e}");
+            assert!(worst < LOGP_DIFF_MAX, "{name}: off by {worst:.1e}");
         }
     }
 }

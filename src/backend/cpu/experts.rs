@@ -43,6 +43,7 @@ pub struct ExpertSet {
     pub experts: ExpertRange,
     /// Biases of gates, ups and downs.
     pub biases: Option<[TensorId; 3]>,
+    /// Factors of gates, ups and downs: one for each expert.
     pub factors: [Option<TensorId>; 3],
     /// Number of the choice.
     pub choice: usize,

@@ -29,7 +29,7 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         let active = w.activate(Activation::Gelu, up);
         feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Required);
     }
-    encoded(w, &sizes, x)
+    encoded(w, &sizes, x, None)
 }
 
 /// Feed-forwards have a gate, as a tensor of its own or in the up projection, or none. Some files norm queries and keys, and the sum
@@ -73,7 +73,7 @@ pub(super) fn write_jina_v2(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         };
         feed_forward_half(w, &sizes, layer_norm, active, x, Presence::Optional);
     }
-    encoded(w, &sizes, x)
+    encoded(w, &sizes, x, None)
 }
 
 pub(super) fn write_jina(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
@@ -109,7 +109,7 @@ fn write_rotated(
         let active = active(w, x, sizes.ffn);
         feed_forward_half(w, &sizes, layer_norm, active, x, bias);
     }
-    encoded(w, &sizes, x)
+    encoded(w, &sizes, x, None)
 }
 
 /// The embeddings of tokens and of the first token type.
@@ -143,15 +143,16 @@ fn feed_forward_half(
     w.norm_groups("norm after feed-forward", "layer_output_norm", norm, sizes.hidden, x);
 }
 
-/// The result of an encoder whose last layer left `rows`.
-pub(super) fn encoded(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
-    w.rows_head(sizes.hidden);
-    pooled(w, sizes, rows)
-}
-
-/// As [`encoded`], where the head is written.
-pub(super) fn pooled(w: &mut Writer<'_>, sizes: &Sizes, rows: ValueId) -> Result<Encoded, PlanError> {
+/// The result of an encoder whose last layer left `rows`. A classifier takes first rows, or with `mean` what
+/// [`Writer::rows_head`] says.
+pub(super) fn encoded(
+    w: &mut Writer<'_>,
+    sizes: &Sizes,
+    rows: ValueId,
+    mean: Option<Norm>,
+) -> Result<Encoded, PlanError> {
     w.metadata.ignore_one_text("classifier.output_labels");
+    w.rows_head(sizes.hidden, mean);
     let context = sizes.context.min(TEXT_ROWS_MAX);
     Ok(Encoded { rows, shape: Shape::new(sizes, sizes.ffn, None), context })
 }

@@ -34,7 +34,7 @@ pub(super) fn write_encoder(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
     let sizes = Sizes::of_encoder(&w.metadata, w.vocab)?;
     let x = layers(w, &sizes, sizes.heads.scale(), true)?;
     w.norm_last(norm(&w.metadata, NormKind::Rms)?, x);
-    bert::encoded(w, &sizes, x)
+    bert::encoded(w, &sizes, x, None)
 }
 
 /// Writes the embedding and all layers, whose rows see `both_ways` or only what is before them. Returns the stream.

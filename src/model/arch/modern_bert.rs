@@ -41,6 +41,5 @@ pub(super) fn write(w: &mut Writer<'_>) -> Result<Encoded, PlanError> {
         w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
     }
     w.norm_last(layer_norm, x);
-    w.mean_head(sizes.hidden, layer_norm);
-    bert::pooled(w, &sizes, x)
+    bert::encoded(w, &sizes, x, Some(layer_norm))
 }

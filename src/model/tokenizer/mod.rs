@@ -197,11 +197,9 @@ impl Tokenizer {
     pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
         let plain = EncodeOptions { add_special: false, parse_special: false };
         let (bos, eos) = (self.bos.filter(|_| self.add_bos), self.eos.filter(|_| self.add_eos));
-        let is_bert = eos.is_some_and(|eos| self.token_bytes(eos, true) == Some(b"[SEP]"));
-        let between = match self.merging {
-            Merging::WordPiece(_) => None,
-            _ => self.separator.filter(|_| !is_bert),
-        };
+        let is_bert = matches!(self.merging, Merging::WordPiece(_))
+            || eos.is_some_and(|eos| self.token_bytes(eos, true) == Some(b"[SEP]"));
+        let between = self.separator.filter(|_| !is_bert);
         let mut ids: Vec<u32> = bos.into_iter().collect();
         ids.extend(self.encode(first, plain));
         ids.extend(eos.into_iter().chain(between));

@@ -14,32 +14,27 @@ impl Writer<'_> {
         self.norm_groups("output norm", "output_norm", norm, self.program.width(x), x);
     }
 
-    /// Writes the last part of an encoder, which has no operations: its classifier of first rows, if the file has one.
-    pub fn rows_head(&mut self, hidden: usize) {
-        self.rows_head_of(hidden, false, |_, linear| Dense { linear, squash: Squash::Tanh, norm: None });
-    }
-
-    /// As [`Writer::rows_head`], with a classifier of the mean of all rows. Its first layer has GELU, and may have a norm.
-    pub fn mean_head(&mut self, hidden: usize, norm: Norm) {
-        self.rows_head_of(hidden, true, |w, linear| {
-            let weight = w.tensors.optional("classifier's norm", "cls.norm.weight", Want::Vector(hidden));
-            let weight = weight.map(|weight| w.put(Some(weight), Residence::Host));
-            let norm = weight.map(|weight| RowNorm { kind: norm.kind, eps: norm.eps, weight, bias: None });
-            Dense { linear, squash: Squash::Gelu, norm }
-        });
-    }
-
-    fn rows_head_of(&mut self, hidden: usize, of_mean: bool, dense: impl FnOnce(&mut Self, Linear) -> Dense) {
+    /// Writes the last part of an encoder, which has no operations: its classifier, if the file has one. It takes first rows, through
+    /// tanh. With `mean` it takes the mean of all rows, through GELU and then this norm, if the file has it.
+    pub fn rows_head(&mut self, hidden: usize, mean: Option<Norm>) {
         self.program.part(PartKind::Head);
         self.prefix.clear();
         if !self.has("cls.output.weight") {
             return;
         }
         let output = self.classifier_layer("classifier", "cls.output", 1, hidden);
-        let first = self.has("cls.weight");
-        let first = first.then(|| self.classifier_layer("classifier's first layer", "cls", hidden, hidden));
-        let dense = first.map(|linear| dense(self, linear));
-        self.program.classifier(Some(Classifier { of_mean, dense, output, labels: 1 }));
+        let dense = self.has("cls.weight").then(|| {
+            let linear = self.classifier_layer("classifier's first layer", "cls", hidden, hidden);
+            let squash = if mean.is_some() { Squash::Gelu } else { Squash::Tanh };
+            let norm = mean.and_then(|Norm { kind, eps, .. }| {
+                let want = Want::Vector(hidden);
+                let weight = self.tensors.optional("classifier's norm", "cls.norm.weight", want)?;
+                let weight = self.put(Some(weight), Residence::Host);
+                Some(RowNorm { kind, eps, weight, bias: None })
+            });
+            Dense { linear, squash, norm }
+        });
+        self.program.classifier(Some(Classifier { of_mean: mean.is_some(), dense, output, labels: 1 }));
     }
 
     /// Adds a decoder's classifier of yes and no to its head, if the file has one. Its rows are those of two tokens in

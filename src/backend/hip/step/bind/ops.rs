@@ -442,8 +442,7 @@ impl Lower<'_> {
             None
         };
         let has_gates = range.gated;
-        let has_terms = biases.is_some() || factors.iter().any(Option::is_some);
-        let both = if grouped.is_some() || !has_gates || is_apart(activation, has_terms) {
+        let both = if grouped.is_some() || is_apart(has_gates, activation, &factors, biases.as_ref()) {
             let cols = limits::width(if has_gates { 2 * set.ffn } else { set.ffn })?;
             Some(of_pairs(self, cols))
         } else {

@@ -459,14 +459,18 @@ impl Experts {
     /// Whether gate and up are products of their own even where pairs are not sorted. The kernels that compute both with
     /// their gate know no factors, no biases, no clamps, and no experts without gates.
     pub fn is_apart(&self) -> bool {
-        let has_terms = self.biases.is_some() || self.factors.iter().any(Option::is_some);
-        !self.has_gates || is_apart(self.activation, has_terms)
+        is_apart(self.has_gates, self.activation, &self.factors, self.biases.as_ref())
     }
 }
 
 /// See [`Experts::is_apart`].
-pub fn is_apart(activation: Activation, has_terms: bool) -> bool {
-    has_terms || !of_products(activation)
+pub fn is_apart<T>(
+    has_gates: bool,
+    activation: Activation,
+    factors: &[Option<T>; 3],
+    biases: Option<&[T; 3]>,
+) -> bool {
+    !has_gates || biases.is_some() || factors.iter().any(Option::is_some) || !of_products(activation)
 }
 
 /// Whether kernels that compute a gate's two products know its activation.
