@@ -1,7 +1,12 @@
 //! The loop that the vector kernels share for f32 activations: tiles of 4 weight rows by several activation rows.
+//!
+//! All tiles of a block of weight rows take some activation rows before the next ones. So both come from the second cache: 256
+//! activation rows of 4,096 columns are 4 MiB, which each four weight rows would read again.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+
+use zerocopy::IntoBytes;
 
 use super::{MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
@@ -11,6 +16,9 @@ use crate::tensor::DType;
 
 /// Weight rows per tile.
 pub(super) const ROWS: usize = 4;
+
+/// Most bytes of a block of weight rows: a quarter of a 1 MiB second-level cache, as 6 activation rows of 10,000 columns take.
+const BLOCK_BYTES: usize = 256 << 10;
 
 /// Weight rows of a tile (pointers repeat if there are fewer), and activation rows from `acts` on.
 #[derive(Clone, Copy)]
@@ -69,45 +77,69 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
     values: &mut Vec<f32>,
     out: Output<'_>,
 ) {
-    let ahead = ahead(weight.row_bytes());
-    for at in (0..rows.len()).step_by(ROWS) {
-        let count = (rows.len() - at).min(ROWS);
-        let (weights, dtype) = tile_rows(weight, rows.start + at, count, values);
+    for first in rows.clone().step_by(block_rows(weight)) {
+        let count = (rows.end - first).min(block_rows(weight));
+        let block = Block::new(weight, first, count, values);
         for m in (0..acts.rows()).step_by(K::TILE) {
             let n = (acts.rows() - m).min(K::TILE);
             let x = acts.values[m * acts.stride..][..n * acts.stride].as_ptr();
-            let tile = Tile { weights, cols: weight.cols(), acts: x, stride: acts.stride, ahead };
-            let mut sums = [[0.0; 6]; ROWS];
-            // SAFETY: the caller vouches for the processor. `tile_rows` returns pointers to whole rows. The slice above
-            // holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps zero.
-            unsafe { K::multiply(dtype, n, tile, &mut sums) };
-            for (i, sums) in sums.iter().enumerate().take(count) {
-                for (j, sum) in sums.iter().enumerate().take(n) {
-                    out.values[(m + j) * out.stride + at + i] = *sum;
+            for at in (0..count).step_by(ROWS) {
+                let weights = block.tile(at);
+                let tile =
+                    Tile { weights, cols: weight.cols(), acts: x, stride: acts.stride, ahead: block.ahead };
+                let mut sums = [[0.0; 6]; ROWS];
+                // SAFETY: the caller vouches for the processor. `Block` returns pointers to whole rows. The slice above
+                // holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps zero.
+                unsafe { K::multiply(block.dtype, n, tile, &mut sums) };
+                for (i, sums) in sums.iter().enumerate().take(count - at) {
+                    for (j, sum) in sums.iter().enumerate().take(n) {
+                        out.values[(m + j) * out.stride + first - rows.start + at + i] = *sum;
+                    }
                 }
             }
         }
     }
 }
 
-/// Pointers to `count` rows from `first` on, and their type. The last row is repeated to make four.
-fn tile_rows(
-    weight: &MatrixView<'_>,
-    first: usize,
-    count: usize,
-    values: &mut Vec<f32>,
-) -> ([*const u8; ROWS], DType) {
-    let row = |i: usize| i.min(count - 1);
-    let cols = weight.cols();
-    if matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16) {
-        return (std::array::from_fn(|i| weight.row(first + row(i)).as_ptr()), weight.dtype());
-    }
-    values.resize(ROWS * cols, 0.0);
-    for (i, values) in values.chunks_exact_mut(cols).enumerate().take(count) {
-        // `MatrixView::new` checked the type and the length.
-        if dequantize_row(weight.dtype(), weight.row(first + i), values).is_err() {
-            values.fill(f32::NAN);
+/// Weight rows of a block, whole tiles.
+fn block_rows(weight: &MatrixView<'_>) -> usize {
+    let row_bytes = if is_float(weight.dtype()) { weight.row_bytes() } else { 4 * weight.cols() };
+    (BLOCK_BYTES / row_bytes.max(1) / ROWS).max(1) * ROWS
+}
+
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Weight rows of F32, F16 or BF16.
+struct Block<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    rows: usize,
+    /// Prefetch distance in bytes.
+    ahead: usize,
+}
+
+impl<'a> Block<'a> {
+    /// `count` rows from `first` on: in place, or expanded to `values`.
+    fn new(weight: &MatrixView<'a>, first: usize, count: usize, values: &'a mut Vec<f32>) -> Self {
+        let (dtype, cols, ahead) = (weight.dtype(), weight.cols(), ahead(weight.row_bytes()));
+        if is_float(dtype) {
+            return Self { bytes: weight.rows_bytes(first, count), dtype, rows: count, ahead };
         }
+        values.resize(count * cols, 0.0);
+        for (i, values) in values.chunks_exact_mut(cols.max(1)).enumerate() {
+            // `MatrixView::new` checked the type and the length.
+            if dequantize_row(dtype, weight.row(first + i), values).is_err() {
+                values.fill(f32::NAN);
+            }
+        }
+        Self { bytes: values.as_bytes(), dtype: DType::F32, rows: count, ahead }
     }
-    (std::array::from_fn(|i| values[row(i) * cols..].as_ptr().cast()), DType::F32)
+
+    /// Pointers to the rows of a tile from `at` on. The last row is repeated to make four.
+    fn tile(&self, at: usize) -> [*const u8; ROWS] {
+        let row_bytes = self.bytes.len() / self.rows;
+        std::array::from_fn(|i| self.bytes[(at + i).min(self.rows - 1) * row_bytes..].as_ptr())
+    }
 }

@@ -98,7 +98,9 @@ impl Spread {
             line(quad / each);
         }
         if quad == 7 {
-            (8 / each..lines).for_each(line);
+            for n in 8 / each..lines {
+                line(n);
+            }
         }
     }
 }

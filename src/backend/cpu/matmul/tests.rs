@@ -254,6 +254,23 @@ fn bits_depend_on_neither_batch_nor_tile_nor_instruction_set() {
     }
 }
 
+/// Rows so long that a block of weight rows is a tile, or a few.
+#[test]
+fn bits_do_not_depend_on_blocks_of_weight_rows() {
+    let mut random = Random(0x5eed_0009);
+    for (dtype, rows, cols) in [(DType::F16, 11, 33_000), (DType::F32, 31, 5_001), (DType::Q8_0, 11, 16_384)] {
+        let weights = Weights::random(dtype, rows, cols, &mut random);
+        let portable = Kernels::new(Isa::Portable).unwrap();
+        let acts = activations(portable, 8, cols, &mut random);
+        let want = product(portable, &weights, 0..rows, &acts.view(), ActivationType::F32);
+        for kernels in available() {
+            for (start, end) in [(0, rows), (1, rows), (2, 9), (rows - 1, rows)] {
+                check_batch(kernels, &weights, start..end, &acts, 0, 8, ActivationType::F32, &want);
+            }
+        }
+    }
+}
+
 #[allow(clippy::too_many_arguments)]
 fn check_batch(
     kernels: Kernels,

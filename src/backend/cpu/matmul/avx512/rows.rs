@@ -184,14 +184,21 @@ unsafe fn fours(strip: Strip, at: usize) -> [__m512i; 4] {
     unsafe { std::arch::asm!("/* {0} */", inout(reg) stride, options(nomem, nostack, preserves_flags)) };
     let four = |row: usize| strip.base.wrapping_add(at).wrapping_add(4 * row * stride);
     let rows = [four(0), four(1), four(2), four(3)];
-    std::array::from_fn(|i| {
-        let row = |r: usize| rows[r].wrapping_add(i * stride).cast();
-        // SAFETY: the caller's promise is this function's.
-        unsafe {
-            let x = _mm512_castsi128_si512(_mm_loadu_si128(row(0)));
-            let x = _mm512_inserti32x4::<1>(x, _mm_loadu_si128(row(1)));
-            let x = _mm512_inserti32x4::<2>(x, _mm_loadu_si128(row(2)));
-            _mm512_inserti32x4::<3>(x, _mm_loadu_si128(row(3)))
-        }
-    })
+    // SAFETY: the caller's promise is this function's.
+    unsafe { [rows_at(rows, 0), rows_at(rows, stride), rows_at(rows, 2 * stride), rows_at(rows, 3 * stride)] }
+}
+
+/// 16 bytes at `at` of each of four rows. No closure of `fours`: without link-time optimisation, its intrinsics were calls.
+///
+/// # Safety
+/// As for [`fours`].
+#[inline(always)]
+unsafe fn rows_at(rows: [*const u8; 4], at: usize) -> __m512i {
+    // SAFETY: the caller's promise is this function's.
+    unsafe {
+        let x = _mm512_castsi128_si512(_mm_loadu_si128(rows[0].wrapping_add(at).cast()));
+        let x = _mm512_inserti32x4::<1>(x, _mm_loadu_si128(rows[1].wrapping_add(at).cast()));
+        let x = _mm512_inserti32x4::<2>(x, _mm_loadu_si128(rows[2].wrapping_add(at).cast()));
+        _mm512_inserti32x4::<3>(x, _mm_loadu_si128(rows[3].wrapping_add(at).cast()))
+    }
 }
