@@ -71,6 +71,7 @@ pub struct Pooler {
 struct Scorer {
     hidden: Option<Hidden>,
     output: Layer,
+    squash: Option<Squash>,
 }
 
 /// The classifier's first layer with its weights.
@@ -88,15 +89,18 @@ impl Hidden {
     }
 
     fn apply(&self, row: &[f64]) -> Vec<f64> {
-        let squash = |x: f64| match self.squash {
-            Squash::Tanh => x.tanh(),
-            Squash::Gelu => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
-        };
-        let squashed: Vec<f64> = self.layer.apply(row).into_iter().map(squash).collect();
+        let squashed: Vec<f64> = self.layer.apply(row).into_iter().map(|x| squash(self.squash, x)).collect();
         let Some(norm) = &self.norm else { return squashed };
         let mut normed = vec![0.0; squashed.len()];
         norm.add(squashed.iter().copied(), &mut normed);
         normed
+    }
+}
+
+fn squash(by: Squash, x: f64) -> f64 {
+    match by {
+        Squash::Tanh => x.tanh(),
+        Squash::Gelu => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
     }
 }
 
@@ -125,9 +129,12 @@ impl Layer {
 }
 
 impl Scorer {
-    fn read(program: &Program, Classifier { dense, output, .. }: Classifier) -> Result<Self, EmbeddingError> {
+    fn read(
+        program: &Program,
+        Classifier { dense, output, squash, .. }: Classifier,
+    ) -> Result<Self, EmbeddingError> {
         let hidden = dense.map(|dense| Hidden::read(program, dense)).transpose()?;
-        Ok(Self { hidden, output: Layer::read(program, output)? })
+        Ok(Self { hidden, output: Layer::read(program, output)?, squash })
     }
 
     /// The score of a row; a few operations for each weight.
@@ -136,7 +143,10 @@ impl Scorer {
             Some(hidden) => hidden.apply(&row),
             None => row,
         };
-        let outputs = self.output.apply(&hidden);
+        let mut outputs = self.output.apply(&hidden);
+        if let Some(by) = self.squash {
+            outputs.iter_mut().for_each(|x| *x = squash(by, *x));
+        }
         let first = *outputs.first()?;
         let score = match outputs.len() {
             1 => first,

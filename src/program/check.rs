@@ -91,7 +91,7 @@ impl Program {
     }
 
     fn check_classifier(&self) -> Found {
-        let Some(Classifier { of_mean, dense, output, labels }) = self.classifier else { return Ok(()) };
+        let Some(Classifier { of_mean, dense, output, labels, .. }) = self.classifier else { return Ok(()) };
         demand(!of_mean || self.encoder().is_some(), || "only rows of an encoder have a mean".into())?;
         let rows = self.last_rows().ok_or("a classifier needs rows of the last layer")?.value;
         let width = self.values.get(rows.0 as usize).map_or(0, |value| value.width);

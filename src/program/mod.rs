@@ -86,8 +86,8 @@ pub struct Encoder {
 }
 
 /// Scores texts, on the host, by one row of each: an encoder's first, a decoder's last after its norm, or the mean of an encoder's.
-/// It computes `output * norm(squash(dense * row))`, or `output * row`. Its tensors are the host's, and belong to the last
-/// part.
+/// It computes `squash(output * norm(squash(dense * row)))`, where all but the products of `output` may be missing. Its tensors are
+/// the host's, and belong to the last part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Classifier {
     /// Scores the mean of an encoder's rows.
@@ -96,6 +96,8 @@ pub struct Classifier {
     pub dense: Option<Dense>,
     /// Its outputs, one for each label.
     pub output: Linear,
+    /// Follows the outputs' products.
+    pub squash: Option<Squash>,
     /// The only label's output is the score. Of several, the score is the first one's share of a softmax.
     pub labels: u32,
 }

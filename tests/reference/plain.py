@@ -525,6 +525,11 @@ class JinaBertV2(Bert):
             y = self.norm(at + "attn_norm_2", y + x)
         return self.norm(at + "layer_output_norm", y + self.feed_forward(at, y))
 
+    def score(self, ids):
+        """Of a text, by its first row and the only layer of the classifier."""
+        self.keys["jina-bert-v2.pooling_type"] = 2
+        return float(np.tanh(self.linear("cls", self.embedding(ids))).squeeze())
+
     def head_norm(self, name, x):
         return self.norm(name, x.reshape(len(x), -1)).reshape(x.shape) if name + ".weight" in self.tensors else x
 
@@ -581,6 +586,6 @@ def embeddings(path, ids, lengths):
 def scores(path, texts):
     """Scores of lists of ids by a classifier: exact, and as llama.cpp computes them with its GELU table."""
     from gguf import GGUFReader
-    kind = {"bert": Bert, "modern-bert": ModernBert, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
+    kind = {**ENCODERS, "qwen3": Qwen3}[GGUFReader(path).fields["general.architecture"].contents()]
     models = [kind(path, as_llama_cpp) for as_llama_cpp in (False, True)]
     return [[model.score(np.array(ids)) for ids in texts] for model in models]

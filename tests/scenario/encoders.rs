@@ -228,7 +228,7 @@ fn relevance_is_that_of_the_pair() {
     let client = rig.client();
     let expected: Expected =
         serde_json::from_str(include_str!("../reference/expected/encoders.json")).unwrap();
-    assert_eq!(expected.rankers.len(), 4);
+    assert_eq!(expected.rankers.len(), 5);
     for Ranker { name, pairs, ids, scores } in &expected.rankers {
         for (((query, document), ids), score) in pairs.iter().zip(ids).zip(scores) {
             let request = GenerateRequest::new(name, Prompt::Text(query.clone())).with_document(document);

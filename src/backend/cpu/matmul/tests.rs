@@ -258,7 +258,8 @@ fn bits_depend_on_neither_batch_nor_tile_nor_instruction_set() {
 #[test]
 fn bits_do_not_depend_on_blocks_of_weight_rows() {
     let mut random = Random(0x5eed_0009);
-    for (dtype, rows, cols) in [(DType::F16, 11, 33_000), (DType::F32, 31, 5_001), (DType::Q8_0, 11, 16_384)] {
+    for (dtype, rows, cols) in [(DType::F16, 11, 33_000), (DType::F32, 31, 5_001), (DType::Q8_0, 11, 16_384)]
+    {
         let weights = Weights::random(dtype, rows, cols, &mut random);
         let portable = Kernels::new(Isa::Portable).unwrap();
         let acts = activations(portable, 8, cols, &mut random);

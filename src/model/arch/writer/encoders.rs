@@ -15,17 +15,24 @@ impl Writer<'_> {
     }
 
     /// Writes the last part of an encoder, which has no operations: its classifier, if the file has one. It takes first rows, through
-    /// tanh. With `mean` it takes the mean of all rows, through GELU and then this norm, if the file has it.
+    /// tanh. With `mean` it takes the mean of all rows, through GELU and then this norm, if the file has it. Of first
+    /// rows, a first layer of one row without a second one is all of a classifier, as in jina-reranker-v1.
     pub fn rows_head(&mut self, hidden: usize, mean: Option<Norm>) {
         self.program.part(PartKind::Head);
         self.prefix.clear();
+        let of_mean = mean.is_some();
         if !self.has("cls.output.weight") {
+            if !of_mean && self.rows("cls.weight") == Some(1) {
+                let output = self.classifier_layer("classifier", "cls", 1, hidden);
+                let squash = Some(Squash::Tanh);
+                self.program.classifier(Some(Classifier { of_mean, dense: None, output, squash, labels: 1 }));
+            }
             return;
         }
         let output = self.classifier_layer("classifier", "cls.output", 1, hidden);
         let dense = self.has("cls.weight").then(|| {
             let linear = self.classifier_layer("classifier's first layer", "cls", hidden, hidden);
-            let squash = if mean.is_some() { Squash::Gelu } else { Squash::Tanh };
+            let squash = if of_mean { Squash::Gelu } else { Squash::Tanh };
             let norm = mean.and_then(|Norm { kind, eps, .. }| {
                 let want = Want::Vector(hidden);
                 let weight = self.tensors.optional("classifier's norm", "cls.norm.weight", want)?;
@@ -34,7 +41,7 @@ impl Writer<'_> {
             });
             Dense { linear, squash, norm }
         });
-        self.program.classifier(Some(Classifier { of_mean: mean.is_some(), dense, output, labels: 1 }));
+        self.program.classifier(Some(Classifier { of_mean, dense, output, squash: None, labels: 1 }));
     }
 
     /// Adds a decoder's classifier of yes and no to its head, if the file has one. Its rows are those of two tokens in
@@ -59,6 +66,7 @@ impl Writer<'_> {
             of_mean: false,
             dense: None,
             output,
+            squash: None,
             labels: LABELS as u32,
         }));
         Ok(())

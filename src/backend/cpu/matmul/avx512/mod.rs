@@ -1,4 +1,9 @@
 //! AVX-512 with VNNI: 16 weight rows per vector, `vpdpbusd` on 4 codes of each.
+//!
+//! AMX is not used. Each group of 32 codes has scales of its own, so a product of tiles goes through memory to be scaled. With the same
+//! bits, prompts of Q8_0 then ran 1.25x on a Sapphire Rapids, of Q6_K 1.1x, of Q4_K 1.03x, of Q2_K 0.55x. Alone and with its operands
+//! in the first cache, the loop of tiles is 1.45 times as fast as this one. Nor is `vdpbf16ps` used, which rounds activations: bits
+//! would depend on the instruction set.
 #![allow(unsafe_code)]
 
 mod float;

@@ -34,6 +34,8 @@ pub(super) fn rankers() -> Vec<(&'static str, Forge)> {
         let forge = with(forge, "classifier.output_labels", Value::strings(&["LABEL_0"]));
         Weights { forge, random: Random(seed + 100) }
     };
+    let mut alone = ranker(195, jina_v2(195, Gate::None));
+    alone.linear("cls", [JINA_V2.hidden, 1], 2.0, true);
     let ended = |mut weights: Weights, gain| {
         weights.linear("cls.output", [DIMS.hidden, 1], gain, true);
         weights.forge
@@ -47,6 +49,7 @@ pub(super) fn rankers() -> Vec<(&'static str, Forge)> {
         ("bert-ranker", ended(dense, 2.0)),
         ("bert-ranker-output", ended(ranker(87, bert(87, 1)), 2.0)),
         ("modern-bert-ranker", ended(modern, 1.0)),
+        ("jina-bert-v2-ranker", alone.forge),
     ]
 }
 
