@@ -547,12 +547,16 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
         }
     }
     let scales = value_scales::<E, S, C>(s, head, column);
-    for (token, row) in tokens.clone().zip(v.chunks_exact(stride).skip(tokens.start)) {
-        let row = &row[column..column + C];
-        let values: [S::V; C] = std::array::from_fn(|c| match E::SCALED {
-            true => s.mul(E::load(s, &row[c]), s.splat(scales[c][token])),
-            false => E::load(s, &row[c]),
-        });
+    // No closures or adapters that carry vectors: without link-time optimisation, their instructions are calls.
+    for token in tokens.clone() {
+        let row = &v[token * stride + column..][..C];
+        let mut values = [s.splat(0.0); C];
+        for c in 0..C {
+            values[c] = E::load(s, &row[c]);
+            if E::SCALED {
+                values[c] = s.mul(values[c], s.splat(scales[c][token]));
+            }
+        }
         for (i, sums) in sums.iter_mut().enumerate() {
             let weight = s.splat(scratch.weights[first + i][token]);
             for c in 0..C {
