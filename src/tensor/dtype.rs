@@ -114,6 +114,11 @@ impl DType {
         self.row().2
     }
 
+    /// Whether it is one of the unquantised types that products take.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::BF16)
+    }
+
     /// Values under one quant block: 1, 32, 64, 128 or 256.
     pub fn block_len(self) -> usize {
         self.row().3 as usize

@@ -77,8 +77,9 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
     values: &mut Vec<f32>,
     out: Output<'_>,
 ) {
-    for first in rows.clone().step_by(block_rows(weight)) {
-        let count = (rows.end - first).min(block_rows(weight));
+    let block_rows = block_rows(weight);
+    for first in rows.clone().step_by(block_rows) {
+        let count = (rows.end - first).min(block_rows);
         let block = Block::new(weight, first, count, values);
         for m in (0..acts.rows()).step_by(K::TILE) {
             let n = (acts.rows() - m).min(K::TILE);
@@ -103,12 +104,8 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
 
 /// Weight rows of a block, whole tiles.
 fn block_rows(weight: &MatrixView<'_>) -> usize {
-    let row_bytes = if is_float(weight.dtype()) { weight.row_bytes() } else { 4 * weight.cols() };
+    let row_bytes = if weight.dtype().is_float() { weight.row_bytes() } else { 4 * weight.cols() };
     (BLOCK_BYTES / row_bytes.max(1) / ROWS).max(1) * ROWS
-}
-
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// Weight rows of F32, F16 or BF16.
@@ -124,7 +121,7 @@ impl<'a> Block<'a> {
     /// `count` rows from `first` on: in place, or expanded to `values`.
     fn new(weight: &MatrixView<'a>, first: usize, count: usize, values: &'a mut Vec<f32>) -> Self {
         let (dtype, cols, ahead) = (weight.dtype(), weight.cols(), ahead(weight.row_bytes()));
-        if is_float(dtype) {
+        if dtype.is_float() {
             return Self { bytes: weight.rows_bytes(first, count), dtype, rows: count, ahead };
         }
         values.resize(count * cols, 0.0);

@@ -32,7 +32,6 @@
 //! value is written. `Run::group` in `step/run/product.rs` launches.
 
 use super::MatrixUnit;
-use super::types::is_float;
 use crate::backend::ActivationType;
 use crate::tensor::DType;
 
@@ -194,11 +193,11 @@ pub fn family(
     let half = rows >= thresholds.half_from && cols.is_multiple_of(8) && dtype != DType::F32;
     match (activations, half) {
         (ActivationType::F32, _) => Family::GemvF32,
-        (ActivationType::Int8, false) if is_float(dtype) => Family::GemvF32,
+        (ActivationType::Int8, false) if dtype.is_float() => Family::GemvF32,
         (ActivationType::Int8, false) => Family::GemvA8,
         (ActivationType::Int8, true) => match thresholds.expanded_from {
             None => Family::GemmWide,
-            Some(from) if rows < from && !is_float(dtype) => Family::GemmQuant,
+            Some(from) if rows < from && !dtype.is_float() => Family::GemmQuant,
             Some(_) => Family::Expanded,
         },
     }
@@ -207,7 +206,7 @@ pub fn family(
 /// Rows from which a step sorts pairs of a row and an expert by expert. The matrix unit then multiplies those of an
 /// expert together. `None` for never. `dtypes`: the type of gate and up matrices, and of down matrices.
 pub fn sorted_from(thresholds: Thresholds, activations: ActivationType, dtypes: [DType; 2]) -> Option<usize> {
-    let sorts = activations == ActivationType::Int8 && !dtypes.into_iter().any(is_float);
+    let sorts = activations == ActivationType::Int8 && !dtypes.into_iter().any(DType::is_float);
     thresholds.sorted_from.filter(|_| sorts)
 }
 

@@ -215,11 +215,6 @@ weight_types! {
     }
 }
 
-/// Whether a type is unquantised.
-pub fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
 /// The table's row for a type. `None` for a type that no kernel reads.
 pub fn weight_type(dtype: DType) -> Option<&'static WeightType> {
     WEIGHT_TYPES.iter().find(|known| known.dtype == dtype)

@@ -2,7 +2,6 @@
 
 use crate::backend::ActivationType;
 use crate::backend::hip::kernels::thresholds::Family;
-use crate::backend::hip::kernels::types::is_float;
 use crate::backend::hip::step::Modes;
 use crate::tensor::DType;
 
@@ -138,7 +137,7 @@ pub fn are_grouped(modes: Modes, dtypes: [DType; 2], rows: u32) -> bool {
 
 /// Form for pairs of a row and an expert that are not grouped: that of single rows.
 pub fn pair_form(activations: ActivationType, dtype: DType) -> Form {
-    if is_float(dtype) || activations == ActivationType::F32 { Form::Float } else { Form::A8 }
+    if dtype.is_float() || activations == ActivationType::F32 { Form::Float } else { Form::A8 }
 }
 
 #[cfg(test)]
