@@ -61,8 +61,12 @@ impl Connection {
     }
 
     pub fn send(&mut self, text: &str) {
+        self.send_bytes(text.as_bytes());
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
         // The other side may close before it has read all; the test then looks at what it said.
-        let _ = self.reader.get_mut().write_all(text.as_bytes());
+        let _ = self.reader.get_mut().write_all(bytes);
     }
 
     pub fn post(&mut self, path: &str, body: &str) {
@@ -100,9 +104,12 @@ impl Connection {
         Some(Response { status, headers, body: String::new() })
     }
 
-    /// Reads a whole response; `None` if the connection ended instead.
+    /// Reads a whole response; `None` if the connection ended instead. The wait for a body is passed over.
     pub fn response(&mut self) -> Option<Response> {
         let mut response = self.head()?;
+        while response.status == 100 {
+            response = self.head()?;
+        }
         let mut body = Vec::new();
         if let Some(length) = response.header("content-length") {
             body.resize(length.parse().unwrap(), 0);

@@ -26,6 +26,7 @@ mod rig;
 mod routers;
 mod sdks;
 mod several;
+mod smuggling;
 mod thinking;
 mod tools;
 mod users;

@@ -17,6 +17,7 @@ mod ending;
 mod events;
 mod failure;
 mod generation;
+mod host;
 mod inherited;
 mod kept;
 mod life;

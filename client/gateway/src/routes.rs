@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
+use hyper::header::{EXPECT, TRANSFER_ENCODING};
 use hyper::{HeaderMap, Method, Request, Response};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::life::{self, Life};
 use crate::params::Params;
 use crate::reply::{self, Body};
-use crate::{Gateway, anthropic, ollama, openai, rerank};
+use crate::{Gateway, anthropic, host, ollama, openai, rerank};
 
 /// Time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -84,6 +84,7 @@ async fn respond(
     let path = &*whole(head.uri.path());
     // A body that is refused unread would pass for the next request.
     let closing = |failure| Refused { failure, close: true };
+    host::check(&head).map_err(closing)?;
     let authority = head.uri.authority().map(|authority| authority.as_str());
     let has_body = !body.is_end_stream();
     if matches!(head.method, Method::GET | Method::HEAD) && !has_body && is_open(gateway, path) {
@@ -136,14 +137,11 @@ async fn respond(
     }
 }
 
-/// Accepts a body in chunks, and no other coding. A length beside it is how one request is made to look like two.
+/// Accepts a body in chunks, and no other coding.
 fn check_encoding(headers: &HeaderMap) -> Result<(), Failure> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),
-        (Some(_), None) if headers.contains_key(CONTENT_LENGTH) => {
-            Err(Failure::invalid("a body has a Content-Length or a Transfer-Encoding, not both"))
-        }
         (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
         _ => Err(Failure::new(501, "Transfer-Encoding: only \"chunked\" is taken")),
     }
