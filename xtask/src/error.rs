@@ -16,6 +16,10 @@ pub enum Error {
     Command { command: String, status: ExitStatus },
     #[error("{program} is missing; install it (Debian package {package}) and run this again")]
     ToolMissing { program: String, package: &'static str },
+    #[error(
+        "{what} needs {programs}, which this machine lacks; on Debian and Ubuntu, `sudo apt install {packages}` and run this again"
+    )]
+    ToolsMissing { what: &'static str, programs: String, packages: String },
     #[error("{file}: sha256 is {found}, expected {want}; the file was discarded")]
     Hash { file: String, found: String, want: String },
     #[error("{file} does not contain {member}")]

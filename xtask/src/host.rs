@@ -106,6 +106,36 @@ pub fn ensure(program: &str, package: &'static str) -> Result<()> {
     if have(program) { Ok(()) } else { Err(Error::ToolMissing { program: program.into(), package }) }
 }
 
+/// A program that a command calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// Its name.
+    pub program: &'static str,
+    /// Whether it is there.
+    pub is_there: fn() -> bool,
+    /// Debian's packages that bring it.
+    pub packages: &'static [&'static str],
+}
+
+/// Makes sure that all programs exist that `what` needs: installs their packages if run by root and `apt-get` exists.
+///
+/// # Errors
+/// [`Error::ToolsMissing`], which names all that are missing and their packages; [`Error::Command`].
+pub fn ensure_all(what: &'static str, needs: &[Need]) -> Result<()> {
+    let missing = || needs.iter().filter(|need| !(need.is_there)()).collect::<Vec<_>>();
+    let mut lacks = missing();
+    if !lacks.is_empty() && is_root() && have("apt-get") {
+        lacks.iter().flat_map(|need| need.packages).try_for_each(|package| install(package))?;
+        lacks = missing();
+    }
+    if lacks.is_empty() {
+        return Ok(());
+    }
+    let programs = lacks.iter().map(|need| need.program).collect::<Vec<_>>().join(", ");
+    let packages = lacks.iter().flat_map(|need| need.packages).copied().collect::<Vec<_>>().join(" ");
+    Err(Error::ToolsMissing { what, programs, packages })
+}
+
 /// Installs Debian's `package` if run by root and `apt-get` exists.
 ///
 /// # Errors

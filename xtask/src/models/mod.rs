@@ -21,7 +21,7 @@ use crate::host;
 use manifest::{Archive, Item, Source};
 
 pub use manifest::Archive as PipArchive;
-pub use pip::{download as pip_download, find as find_pip};
+pub use pip::{download as pip_download, find as find_pip, works as pip_works};
 
 /// Name of the item that the demo and most tests use.
 pub const SMOLLM2: &str = "smollm2-135m";
@@ -92,11 +92,22 @@ pub fn run(args: &Args) -> Result<()> {
     print_rows(&rows, &host::models_dir(), args.json)
 }
 
+/// The item of that name.
+fn named(name: &str) -> Result<Item> {
+    let found = manifest::items().into_iter().find(|item| item.name == name);
+    found.ok_or_else(|| Error::UnknownItem { name: name.into() })
+}
+
+/// True if the item `name` need not be fetched.
+pub fn is_here(name: &str) -> Result<bool> {
+    let item = named(name)?;
+    Ok(state(&item, &item.dir())? == State::Here)
+}
+
 /// Fetches the item `name` if it is missing; returns its path.
 pub fn ensure(name: &str) -> Result<PathBuf> {
-    let all = manifest::items();
-    let item = all.iter().find(|item| item.name == name).ok_or(Error::UnknownItem { name: name.into() })?;
-    fetch(&[item])?;
+    let item = named(name)?;
+    fetch(&[&item])?;
     Ok(item.dir().join(item.out))
 }
 

@@ -21,14 +21,21 @@ const PIPS: [&[&str]; 3] = [&["python3", "-m", "pip"], &["pip3"], &["pip"]];
 /// [`Error::ToolMissing`].
 pub fn find() -> Result<&'static [&'static str]> {
     host::ensure("python3", "python3")?;
-    let working = || {
-        PIPS.into_iter().find(|words| host::works(Command::new(words[0]).args(&words[1..]).arg("--version")))
-    };
     if let Some(pip) = working() {
         return Ok(pip);
     }
     host::install("python3-pip")?;
     working().ok_or(Error::ToolMissing { program: "pip".into(), package: "python3-pip" })
+}
+
+/// The first pip that works.
+fn working() -> Option<&'static [&'static str]> {
+    PIPS.into_iter().find(|words| host::works(Command::new(words[0]).args(&words[1..]).arg("--version")))
+}
+
+/// True if a pip works.
+pub fn works() -> bool {
+    working().is_some()
 }
 
 /// Downloads `archive` into `dir` and checks its hash. Nothing is installed; pip runs package code only to ask a
