@@ -352,6 +352,7 @@ fn verdict(reply: &DoctorReply) -> String {
     let working = reply.gpus.iter().filter(|gpu| gpu.works).count();
     let device = match (working, reply.gpus.len()) {
         (0, 0) => "no GPU".to_owned(),
+        (1, 1) => "1 of 1 GPU works".to_owned(),
         (working, all) => format!("{working} of {all} GPUs work"),
     };
     match problems.len() {
@@ -458,7 +459,7 @@ pub fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use rocmforge_client::wire::{
-        EXT_USER_PASSED_BYTES, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, ModelState, number_ext,
+        DoctorCheck, EXT_USER_PASSED_BYTES, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, ModelState, number_ext,
     };
 
     use super::*;
@@ -470,6 +471,44 @@ mod tests {
             ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB"]
         );
         assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn the_doctors_last_line_names_problems_and_counts_gpus() {
+        use CheckState::{Good, Note, Problem};
+        let gpu = |works| GpuEntry {
+            index: 0,
+            name: "gpu".into(),
+            arch: "gfx1100".into(),
+            pci: String::new(),
+            memory_bytes: 1,
+            memory_free_bytes: 1,
+            units: 1,
+            wave: 32,
+            code: String::new(),
+            works,
+            ext: vec![],
+        };
+        let last_line = |states: &[(&str, CheckState)], gpus: &[bool]| {
+            let check = |(name, state): &(&str, CheckState)| DoctorCheck {
+                name: (*name).into(),
+                state: *state,
+                found: String::new(),
+                advice: String::new(),
+                ext: vec![],
+            };
+            let checks = states.iter().map(check).collect();
+            let reply =
+                DoctorReply { checks, gpus: gpus.iter().map(|works| gpu(*works)).collect(), ext: vec![] };
+            let mut out = Vec::new();
+            doctor(&mut out, &reply).unwrap();
+            String::from_utf8(out).unwrap().lines().last().unwrap().to_owned()
+        };
+        assert_eq!(last_line(&[("socket", Good)], &[]), "no problem found; no GPU");
+        assert_eq!(last_line(&[("a", Note), ("b", Good)], &[true]), "no problem found; 1 of 1 GPU works");
+        assert_eq!(last_line(&[("a", Problem)], &[false]), "1 problem: a; 0 of 1 GPUs work");
+        let several = [("a", Problem), ("b", Note), ("c\u{1b}", Problem)];
+        assert_eq!(last_line(&several, &[true, false]), "2 problems: a, c\\u{1b}; 1 of 2 GPUs work");
     }
 
     #[test]
