@@ -82,7 +82,8 @@ class Options(TypedDict, total=False):
     dry_last: int
     dry_breakers: Sequence[str]
     tools: Sequence[Mapping[str, Any]]
-    """Of a chat: what its template describes to the model. The answer's text holds the calls in the model's own form."""
+    """Of a chat: what its template describes to the model. The answer's text holds the calls in the model's own form, which
+    `rocmforge.calls.read` reads; it needs `marks`."""
     variables: Mapping[str, Any]
     """Of a chat: further variables of its template, such as `enable_thinking`."""
 

@@ -132,3 +132,10 @@ fn the_python_package_reads_and_writes_every_kept_frame() {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("\nOK"), "{complaint}");
 }
+
+#[test]
+fn the_python_package_reads_the_kept_answers_as_the_library_does() {
+    let Some(output) = python(&["-m", "unittest", "tests.test_calls"], "python") else { return };
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("\nOK"), "{complaint}");
+}
