@@ -2,33 +2,26 @@
 
 #![allow(clippy::unwrap_used)] // tests fail by panicking
 
-use rocmforge_client::calls::{Event, Form, Parser, Tool};
+use rocmforge_client::calls::{Form, Parser, Part, Tool, parts};
 use serde_json::{Value, json};
 
 const ANSWERS: &str = include_str!("../../tests/golden/calls/answers.json");
 
-/// The events of an answer, with adjacent texts joined, as the file has them.
+/// The parts of an answer, as the file has them.
 fn events(form: Form, tools: &[Tool], answer: &str) -> Vec<Value> {
     let (mut parser, mut events) = (Parser::new(form, tools.to_vec()), Vec::new());
     parser.push(answer, &mut events);
     parser.finish(&mut events);
-    let mut joined: Vec<(&str, Value)> = Vec::new();
-    for event in events {
-        let (kind, content) = match event {
-            Event::Text(text) => ("text", json!(text)),
-            Event::Reasoning(text) => ("reasoning", json!(text)),
-            Event::Call(call) => {
-                ("call", json!({"name": call.name, "arguments": call.arguments, "id": call.id}))
-            }
-        };
-        match joined.last_mut() {
-            Some((last, Value::String(before))) if *last == kind => {
-                before.push_str(content.as_str().unwrap());
-            }
-            _ => joined.push((kind, content)),
+    let content = |part| match part {
+        Part::Text(text) => json!({ "text": text }),
+        Part::Reasoning(text) => json!({ "reasoning": text }),
+        Part::Call(call) => {
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+            json!({"call": {"name": call.name, "arguments": arguments, "id": call.id}})
         }
-    }
-    joined.into_iter().map(|(kind, content)| json!({ kind: content })).collect()
+        Part::Cut(call) => json!({"cut": call.name}),
+    };
+    parts(&events).into_iter().map(content).collect()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 """Tool calls and reasoning in a model's answer: pure text work.
 
 Each family of models writes calls in a form of its own, which the daemon names with `Client.show`. `read` cuts a whole answer
-into text, reasoning and calls by the rules of the Rust client.
+into text, reasoning and calls by the rules of the Rust client. A call that the answer's end cuts is text here.
 """
 
 from __future__ import annotations

@@ -19,7 +19,12 @@ KEPT = json.loads((Path(__file__).resolve().parents[2] / "tests/golden/calls/ans
 
 def events(parts: calls.Parts) -> list[dict[str, Any]]:
     """Events as the file has them."""
-    return [{kind: asdict(content) if isinstance(content, calls.Call) else content} for kind, content in parts.events]
+    def shown(content: str | calls.Call) -> Any:
+        if isinstance(content, str):
+            return content
+        return asdict(content) | {"arguments": json.loads(content.arguments)}
+
+    return [{kind: shown(content)} for kind, content in parts.events]
 
 
 class Answers(unittest.TestCase):

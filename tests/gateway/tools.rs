@@ -60,12 +60,15 @@ fn openais_clients_get_the_calls_that_they_demand() {
             let events = door.post("/v1/chat/completions", &body).events();
             let deltas =
                 events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array());
+            let mut pieces = 0;
             let mut streamed = vec![(String::new(), String::new()); calls.len()];
             for delta in deltas.flatten() {
                 let (name, arguments) = &mut streamed[delta["index"].as_u64().unwrap() as usize];
                 name.push_str(delta["function"]["name"].as_str().unwrap_or_default());
                 arguments.push_str(delta["function"]["arguments"].as_str().unwrap());
+                pieces += 1;
             }
+            assert!(pieces > 2 * calls.len(), "{pieces} deltas of {} calls", calls.len());
             let text = |value: &Value| value.as_str().unwrap().to_owned();
             let of_whole = calls
                 .iter()
@@ -141,7 +144,11 @@ fn anthropics_clients_get_blocks_of_calls() {
     let streamed = door.post("/v1/messages", &body).body;
     let data = streamed.lines().filter_map(|line| line.strip_prefix("data: "));
     let events: Vec<Value> = data.map(|line| serde_json::from_str(line).unwrap()).collect();
-    let names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    let deltas: Vec<&str> =
+        events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert!(deltas.len() > 1, "{streamed}");
+    names.dedup();
     let expected = [
         "message_start",
         "content_block_start",
@@ -151,9 +158,9 @@ fn anthropics_clients_get_blocks_of_calls() {
         "message_stop",
     ];
     assert_eq!(names, expected, "{streamed}");
-    let input: Value = serde_json::from_str(events[2]["delta"]["partial_json"].as_str().unwrap()).unwrap();
+    let input: Value = serde_json::from_str(&deltas.concat()).unwrap();
     assert_eq!(input, block["input"]);
-    assert_eq!(events[4]["delta"]["stop_reason"], "tool_use");
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
     // The call and its result go back.
     body["stream"] = json!(false);
     body["tool_choice"] = json!({"type": "none"});

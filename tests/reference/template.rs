@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rocmforge::model::gguf::Gguf;
 use rocmforge::model::template::{Message, Renderer, TemplateError, TemplateRequest};
 use rocmforge::session::Extras;
-use rocmforge_client::calls::{self, Call, Event, Form, Parser, Tool, conversation};
+use rocmforge_client::calls::{self, Call, Form, Parser, Part, Tool, conversation, parts};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -117,12 +117,12 @@ fn calls_are_read_as_the_templates_of_well_known_models_write_them() {
         let (mut parser, mut events) = (Parser::new(form, vec![tool.clone()]), vec![]);
         parser.push(answer, &mut events);
         parser.finish(&mut events);
-        let found = events.iter().find_map(|event| match event {
-            Event::Call(call) => Some((call.name.as_str(), serde_json::from_str(&call.arguments).unwrap())),
+        let found = parts(&events).into_iter().find_map(|part| match part {
+            Part::Call(call) => Some((call.name, serde_json::from_str(&call.arguments).unwrap())),
             _ => None,
         });
         read += 1;
-        if found != Some(("get_weather", arguments.clone())) {
+        if found != Some(("get_weather".to_owned(), arguments.clone())) {
             wrong.push(format!("{name}: {answer:?} gave {events:?}"));
         }
     }

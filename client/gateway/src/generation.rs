@@ -85,7 +85,7 @@ pub struct Token {
 pub struct Ended {
     /// Why it ended.
     pub reason: StopReason,
-    /// Whether the answer has calls of tools.
+    /// Whether the answer has whole calls of tools.
     pub called: bool,
     /// The text that ended it, if it is wanted and known.
     pub stop_text: Option<String>,
@@ -145,6 +145,8 @@ pub struct Running {
     begins_with_space: Option<bool>,
     model: String,
     reader: Option<Reader>,
+    /// A call has ended; and a whole one.
+    call_ended: bool,
     called: bool,
     /// Tokens of reasoning, and those of which the reader has not yet said what they are.
     reasoning_tokens: u64,
@@ -197,6 +199,7 @@ impl Running {
             begins_with_space: None,
             model,
             reader: wanted.reader,
+            call_ended: false,
             called: false,
             reasoning_tokens: 0,
             unread_tokens: 0,
@@ -367,10 +370,11 @@ impl Running {
             Some(_) => self.unread_tokens = 0,
         }
         for part in parts {
-            if reader.single && self.called {
+            if reader.single && self.call_ended {
                 continue;
             }
-            self.called |= matches!(part, Event::Call(_));
+            self.call_ended |= matches!(part, Event::CallEnd { .. });
+            self.called |= part == Event::CallEnd { whole: true };
             piece.parts.push(part);
         }
     }
@@ -442,11 +446,12 @@ impl Running {
     }
 }
 
-/// Adds a part, to the text or the reasoning before it if it is of the same kind.
+/// Adds a part, to the text before it if that is of the same kind.
 fn join(parts: &mut Vec<Event>, part: Event) {
     match (parts.last_mut(), part) {
         (Some(Event::Text(before)), Event::Text(text)) => before.push_str(&text),
         (Some(Event::Reasoning(before)), Event::Reasoning(text)) => before.push_str(&text),
+        (Some(Event::Arguments(before)), Event::Arguments(text)) => before.push_str(&text),
         (_, part) => parts.push(part),
     }
 }
@@ -459,7 +464,7 @@ impl Piece {
             match part {
                 Event::Text(more) => text.push_str(more),
                 Event::Reasoning(more) => reasoning.push_str(more),
-                Event::Call(_) => {}
+                Event::CallBegin { .. } | Event::Arguments(_) | Event::CallEnd { .. } => {}
             }
         }
         (text, reasoning)

@@ -4,12 +4,30 @@ use serde_json::{Map, Value};
 
 use super::{Call, Tool};
 
-/// The calls of an object or of a list of objects. With `known`, every name must be a tool's. `None` if the value is no call.
-pub fn of_json(text: &str, known: Option<&[Tool]>) -> Option<Vec<Call>> {
+/// The names that calls may have.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a>(Option<&'a [Tool]>);
+
+impl<'a> Known<'a> {
+    /// Any name: a mark says that there is a call.
+    pub const ANY: Known<'static> = Known(None);
+
+    /// The names of these tools.
+    pub fn of(tools: &'a [Tool]) -> Self {
+        Self(Some(tools))
+    }
+
+    pub fn has(self, name: &str) -> bool {
+        !name.is_empty() && self.0.is_none_or(|tools| tools.iter().any(|tool| tool.name == name))
+    }
+}
+
+/// The calls of an object or of a list of objects. `None` if the value is no call, or a name is not known.
+pub fn of_json(text: &str, known: Known<'_>) -> Option<Vec<Call>> {
     of_value(serde_json::from_str(text).ok()?, known)
 }
 
-fn of_value(value: Value, known: Option<&[Tool]>) -> Option<Vec<Call>> {
+fn of_value(value: Value, known: Known<'_>) -> Option<Vec<Call>> {
     match value {
         Value::Array(list) if !list.is_empty() => {
             let calls: Option<Vec<Vec<Call>>> = list.into_iter().map(|one| of_value(one, known)).collect();
@@ -35,15 +53,15 @@ fn of_value(value: Value, known: Option<&[Tool]>) -> Option<Vec<Call>> {
     }
 }
 
-fn of_object(mut fields: Map<String, Value>, known: Option<&[Tool]>) -> Option<Call> {
+fn of_object(mut fields: Map<String, Value>, known: Known<'_>) -> Option<Call> {
     let Some(Value::String(name)) = fields.shift_remove("name") else { return None };
-    if name.is_empty() || known.is_some_and(|tools| !tools.iter().any(|tool| tool.name == name)) {
+    if !known.has(&name) {
         return None;
     }
     let arguments = fields.shift_remove("arguments").or_else(|| fields.shift_remove("parameters"));
     let arguments = match arguments {
         // A list of tools has no arguments; an answer about a tool without any has neither.
-        None if known.is_some() => return None,
+        None if known.0.is_some() => return None,
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => match serde_json::from_str(&text).ok()? {
             Value::Object(arguments) => Value::Object(arguments).to_string(),
@@ -59,15 +77,9 @@ fn of_object(mut fields: Map<String, Value>, known: Option<&[Tool]>) -> Option<C
     Some(Call { name, arguments, id })
 }
 
-/// The call of a name and of an object's text.
-pub fn of_parts(name: &str, arguments: &str, id: Option<&str>) -> Option<Call> {
-    let name = name.trim();
-    let arguments = match serde_json::from_str(arguments).ok()? {
-        Value::Object(arguments) => Value::Object(arguments).to_string(),
-        _ => return None,
-    };
-    let id = id.map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned);
-    is_name(name).then(|| Call { name: name.to_owned(), arguments, id })
+/// Whether a text is a JSON object.
+pub fn is_object(text: &str) -> bool {
+    serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
 
 /// Whether a text can be a function's name.

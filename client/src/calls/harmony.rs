@@ -1,8 +1,8 @@
 //! Answers of gpt-oss: messages on channels.
 
-use super::Event;
-use super::body;
 use super::parser::kept;
+use super::scan::{Found, Scan};
+use super::{Event, body, head};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -22,6 +22,8 @@ pub struct Harmony {
     state: State,
     /// Bytes of the buffer in which no mark begins that was looked for.
     searched: usize,
+    /// The arguments so far of the call that was begun.
+    arguments: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +41,8 @@ enum Kind {
     Text,
     /// A call of this function, after a header of so many bytes, which the buffer still has.
     Call(String, usize),
+    /// The arguments of a call that was begun.
+    Arguments(Scan),
 }
 
 impl Harmony {
@@ -63,6 +67,7 @@ impl Harmony {
         match self.state.clone() {
             State::Outside => self.outside(last, events),
             State::Inside(Kind::Call(name, header)) => self.call(&name, header, last, events),
+            State::Inside(Kind::Arguments(scan)) => self.arguments(scan, last, events),
             State::Inside(kind) => self.inside(&kind, last, events),
         }
     }
@@ -124,6 +129,18 @@ impl Harmony {
     }
 
     fn call(&mut self, name: &str, header: usize, last: bool, events: &mut Vec<Event>) -> bool {
+        let begins =
+            if body::is_name(name) { head::arguments_begin(&self.buffer, header) } else { Some(false) };
+        if begins == Some(true)
+            && end_of(&self.buffer[header..])
+                .is_none_or(|(at, _)| !self.buffer[header..][..at].trim().is_empty())
+        {
+            let at = header + self.buffer[header..].find('{').unwrap_or(0);
+            events.push(Event::CallBegin { name: name.to_owned(), id: None });
+            self.drop_front(at);
+            self.state = State::Inside(Kind::Arguments(Scan::from(0)));
+            return true;
+        }
         let from = self.searched;
         let (end, mark) = match end_of(&self.buffer[from..]) {
             Some((at, mark)) => (from + at, mark),
@@ -133,13 +150,37 @@ impl Harmony {
                 return false;
             }
         };
-        match body::of_parts(name, &self.buffer[header..end], None) {
-            Some(call) => events.push(Event::Call(call)),
-            None => events.push(Event::Text(self.buffer[..end].to_owned())),
-        }
+        events.push(Event::Text(self.buffer[..end].to_owned()));
         self.drop_front(end + mark);
         self.state = State::Outside;
         !self.buffer.is_empty()
+    }
+
+    /// Arguments end with their message, and with their object: what follows that is text.
+    fn arguments(&mut self, mut scan: Scan, last: bool, events: &mut Vec<Event>) -> bool {
+        let end = end_of(&self.buffer);
+        let until = match end {
+            Some((at, _)) => at,
+            None if last => self.buffer.len(),
+            None => kept(&self.buffer, &ENDS),
+        };
+        let found = scan.go_on(&self.buffer[..until]);
+        let until = if let Found::End(end) = found { end } else { until };
+        let text: String = self.buffer.drain(..until).collect();
+        self.arguments.push_str(&text);
+        if !text.is_empty() {
+            events.push(Event::Arguments(text));
+        }
+        let ended = matches!(found, Found::End(_));
+        if !ended && end.is_none() && !last {
+            self.state = State::Inside(Kind::Arguments(scan.of_rest()));
+            return false;
+        }
+        let arguments = std::mem::take(&mut self.arguments);
+        events.push(Event::CallEnd { whole: ended && body::is_object(&arguments) });
+        self.searched = 0;
+        self.state = State::Inside(Kind::Text);
+        true
     }
 }
 

@@ -10,7 +10,10 @@ mod conversation;
 mod demand;
 mod form;
 mod harmony;
+mod head;
+mod open;
 mod parser;
+mod part;
 mod scan;
 mod size;
 
@@ -18,6 +21,7 @@ pub use conversation::{Conversation, Message, conversation};
 pub use demand::{Demand, demand};
 pub use form::Form;
 pub use parser::Parser;
+pub use part::{Part, Parts, parts};
 pub use size::counts;
 
 use serde_json::Value;
@@ -56,15 +60,36 @@ pub struct Call {
     pub id: Option<String>,
 }
 
-/// A part of an answer.
+/// The kind of the answer's next text. A call is told while it is written, once its name is known and its arguments begin. The
+/// answer's end, or a fault in the arguments, ends the call there: the text that was told stays a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Text for the reader.
     Text(String),
     /// The model's reasoning, which is not part of the answer.
     Reasoning(String),
-    /// A whole call.
-    Call(Call),
+    /// A call begins.
+    CallBegin {
+        /// The function's name.
+        name: String,
+        /// The name that the model gave to the call before its arguments.
+        id: Option<String>,
+    },
+    /// Text of the call's arguments: all of it together is a JSON object in the model's own spelling.
+    Arguments(String),
+    /// The call's end.
+    CallEnd {
+        /// The arguments are a whole object.
+        whole: bool,
+    },
+}
+
+impl Event {
+    /// The events of a whole call.
+    fn of_call(call: Call) -> [Self; 3] {
+        let Call { name, arguments, id } = call;
+        [Self::CallBegin { name, id }, Self::Arguments(arguments), Self::CallEnd { whole: true }]
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Cuts an answer into text, reasoning and calls while it arrives.
 
-use super::body;
+use super::body::{self, Known};
 use super::harmony::Harmony;
+use super::head::{self, HEAD_BYTES_MAX};
+use super::open::{Open, Stage};
 use super::scan::{Found, Scan, may_begin};
 use super::{Call, Event, Form, Tool};
 
@@ -15,27 +17,26 @@ const CALLS: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
-/// Most bytes between the mark of calls and the arguments.
-const HEAD_BYTES_MAX: usize = 512;
-
 /// Reads one answer. However the text is cut into pieces, the events are the same but for cuts between texts. Text that looks like
 /// a call and turns out to be none is text. White space beside calls and reasoning is left out.
 #[derive(Clone, Debug)]
 pub struct Parser {
     form: Form,
     tools: Vec<Tool>,
-    state: State,
+    pub(super) state: State,
     /// Text that no event has yet.
-    buffer: String,
+    pub(super) buffer: String,
     /// White space before the buffer, which becomes text if text follows.
     space: String,
     /// The scan of the buffer's candidate.
-    scan: Option<Scan>,
+    pub(super) scan: Option<Scan>,
+    /// The arguments so far of the call that was begun.
+    pub(super) arguments: String,
     harmony: Option<Harmony>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Nothing was there yet.
     Begin,
     /// Until the end mark. `true` before the first character that is no white space.
@@ -45,15 +46,20 @@ enum State {
     Text,
     /// The buffer begins with what may be a call; its mark has so many bytes.
     Candidate(usize),
+    /// In a call that was begun.
+    Open(Open),
 }
 
 /// A decision about the buffer's beginning.
-enum Step {
+pub(super) enum Step {
     /// More text is needed.
     More,
     /// The buffer or the state changed.
     On,
-    Calls(Vec<Call>, usize),
+    /// So many bytes are calls, and the state after them.
+    Calls(Vec<Call>, usize, State),
+    /// A call begins, whose arguments begin at this byte.
+    Begin(Call, usize, Open),
     /// So many bytes are text.
     Text(usize),
 }
@@ -68,6 +74,7 @@ impl Parser {
             buffer: String::new(),
             space: String::new(),
             scan: None,
+            arguments: String::new(),
             harmony: (form == Form::Harmony).then(Harmony::default),
         }
     }
@@ -108,15 +115,22 @@ impl Parser {
                 State::Start(_) => self.start(last),
                 State::Text => self.text(last, events),
                 State::Candidate(mark) => self.candidate(mark, last),
+                State::Open(open) => self.open(open, last, events),
             };
             match step {
                 Step::More => return,
                 Step::On => {}
-                Step::Calls(calls, bytes) => {
+                Step::Calls(calls, bytes, state) => {
                     self.space.clear();
                     self.drop_front(bytes);
-                    events.extend(calls.into_iter().map(Event::Call));
-                    self.state = State::Start(true);
+                    events.extend(calls.into_iter().flat_map(Event::of_call));
+                    self.state = state;
+                }
+                Step::Begin(Call { name, id, .. }, bytes, open) => {
+                    self.space.clear();
+                    self.drop_front(bytes);
+                    events.push(Event::CallBegin { name, id });
+                    self.state = State::Open(open);
                 }
                 Step::Text(bytes) => {
                     let mut text = std::mem::take(&mut self.space) + &self.buffer[..bytes];
@@ -125,20 +139,39 @@ impl Parser {
                     self.state = State::Text;
                 }
             }
-            self.scan = self.scan.filter(|_| matches!(self.state, State::Candidate(_)));
+            self.scan = self.scan.filter(|_| matches!(self.state, State::Candidate(_) | State::Open(_)));
         }
     }
 
-    fn drop_front(&mut self, bytes: usize) {
+    pub(super) fn drop_front(&mut self, bytes: usize) {
         self.buffer.drain(..bytes);
         self.scan = None;
     }
 
     /// Moves white space at the buffer's beginning to `space`; false if nothing else is there.
-    fn skip_space(&mut self) -> bool {
+    pub(super) fn skip_space(&mut self) -> bool {
         let bytes = self.buffer.len() - self.buffer.trim_start().len();
         self.space.extend(self.buffer.drain(..bytes));
         !self.buffer.is_empty()
+    }
+
+    pub(super) fn clear_space(&mut self) {
+        self.space.clear();
+    }
+
+    /// The names of calls after a mark of so many bytes.
+    pub(super) fn known(&self, mark: usize) -> Known<'_> {
+        if mark > 0 { Known::ANY } else { Known::of(&self.tools) }
+    }
+
+    /// The step that begins the call of the object at that byte.
+    pub(super) fn begun(&self, from: usize, open: Open) -> Result<Step, head::Not> {
+        if self.scan.is_some() {
+            return Err(head::Not::Ever);
+        }
+        let head = head::of_object(&self.buffer, from, self.known(open.mark))?;
+        let call = Call { name: head.name, arguments: String::new(), id: head.id };
+        Ok(Step::Begin(call, head.at, Open { stage: Stage::Arguments(Scan::from(0)), ..open }))
     }
 
     fn begin(&mut self, last: bool) -> Step {
@@ -265,7 +298,7 @@ impl Parser {
             Form::Llama | Form::Generic | Form::Described => self.object(mark, None, last),
             Form::Mistral => self.mistral(mark, last),
             Form::GlmTags => self.tags(mark, last),
-            Form::Glm => self.line(last),
+            Form::Glm => self.line(),
             Form::Harmony => Step::Text(self.buffer.len()),
         };
         match step {
@@ -275,15 +308,22 @@ impl Parser {
     }
 
     /// An object, or a list of them, and then perhaps the end mark.
-    fn object(&mut self, mark: usize, end: Option<&str>, last: bool) -> Step {
+    fn object(&mut self, mark: usize, end: Option<&'static str>, last: bool) -> Step {
         if self.scan.is_none() {
             match may_begin(&self.buffer[mark..]) {
                 None => return Step::More,
                 Some(false) => return Step::Text(mark),
                 Some(true) => {}
             }
+            let brace = mark + self.buffer[mark..].find('{').unwrap_or(0);
+            let in_list = self.buffer[mark..brace].contains('[');
+            let open = Open { stage: Stage::Tail, wrapped: true, in_list, mark, end };
+            match self.begun(brace, open) {
+                Ok(step) => return step,
+                Err(head::Not::Yet) => return Step::More,
+                Err(head::Not::Ever) => {}
+            }
         }
-        let known = (mark == 0).then_some(self.tools.as_slice());
         let mut scan = self.scan.unwrap_or_else(|| Scan::from(mark));
         let found = scan.go_on(&self.buffer);
         let value_end = match found {
@@ -304,8 +344,8 @@ impl Parser {
             }
             _ => value_end,
         };
-        match body::of_json(&self.buffer[mark..value_end], known) {
-            Some(calls) => Step::Calls(calls, bytes),
+        match body::of_json(&self.buffer[mark..value_end], self.known(mark)) {
+            Some(calls) => Step::Calls(calls, bytes, State::Start(true)),
             None => Step::Text(bytes),
         }
     }
@@ -334,29 +374,32 @@ impl Parser {
         if !body::is_name(name.trim()) {
             return Step::Text(mark);
         }
-        let mut scan = self.scan.unwrap_or_else(|| Scan::from(skipped + brace));
-        match scan.go_on(&self.buffer) {
-            Found::End(end) => match body::of_parts(name, &self.buffer[skipped + brace..end], id) {
-                Some(call) => Step::Calls(vec![call], end),
-                None => Step::Text(end),
-            },
-            Found::More => {
-                self.scan = Some(scan);
-                Step::More
-            }
-            Found::No => Step::Text(mark),
+        self.bare(name.trim(), id, skipped + brace, mark)
+    }
+
+    /// A call of that name whose arguments are an object at that byte, or after white space.
+    fn bare(&self, name: &str, id: Option<&str>, at: usize, mark: usize) -> Step {
+        match head::arguments_begin(&self.buffer, at) {
+            None => return Step::More,
+            Some(false) => return Step::Text(mark.max(1)),
+            Some(true) => {}
         }
+        let at = at + self.buffer[at..].find('{').unwrap_or(0);
+        let id = id.map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned);
+        let call = Call { name: name.to_owned(), arguments: String::new(), id };
+        let stage = Stage::Arguments(Scan::from(0));
+        Step::Begin(call, at, Open { stage, wrapped: false, in_list: false, mark, end: None })
     }
 
     fn tags(&mut self, mark: usize, last: bool) -> Step {
         let from = self.scan.map_or(mark, |scan| scan.at());
         match self.buffer[from..].find(CALL_END).map(|at| from + at) {
             Some(end) => match body::of_tags(&self.buffer[mark..end], &self.tools) {
-                Some(call) => Step::Calls(vec![call], end + CALL_END.len()),
+                Some(call) => Step::Calls(vec![call], end + CALL_END.len(), State::Start(true)),
                 None => Step::Text(end + CALL_END.len()),
             },
             None if last => match body::of_tags(&self.buffer[mark..], &self.tools) {
-                Some(call) => Step::Calls(vec![call], self.buffer.len()),
+                Some(call) => Step::Calls(vec![call], self.buffer.len(), State::Start(true)),
                 None => Step::Text(self.buffer.len()),
             },
             None => {
@@ -367,7 +410,7 @@ impl Parser {
     }
 
     /// A line with a tool's name, then an object.
-    fn line(&mut self, last: bool) -> Step {
+    fn line(&self) -> Step {
         let known = |line: &str| self.tools.iter().any(|tool| tool.name == line.trim());
         let Some(line) = self.buffer.find('\n') else {
             let may = self.tools.iter().any(|tool| tool.name.starts_with(self.buffer.trim_end()));
@@ -376,18 +419,9 @@ impl Parser {
         if !known(&self.buffer[..line]) {
             return Step::Text(line);
         }
-        let mut scan = self.scan.unwrap_or_else(|| Scan::from(line));
-        match scan.go_on(&self.buffer) {
-            Found::End(end) => match body::of_parts(&self.buffer[..line], &self.buffer[line..end], None) {
-                Some(call) => Step::Calls(vec![call], end),
-                None => Step::Text(end),
-            },
-            Found::More if last => Step::Text(self.buffer.len()),
-            Found::More => {
-                self.scan = Some(scan);
-                Step::More
-            }
-            Found::No => Step::Text(line),
+        match self.bare(self.buffer[..line].trim(), None, line, 0) {
+            Step::Text(_) => Step::Text(line),
+            step => step,
         }
     }
 }

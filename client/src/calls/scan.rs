@@ -1,7 +1,7 @@
 //! Finds the end of a JSON value in a text that is still growing.
 
 /// Looks at each byte once, however the text arrives.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Bytes that were looked at.
     at: usize,
@@ -25,6 +25,17 @@ impl Scan {
     /// Scans from this byte.
     pub fn from(at: usize) -> Self {
         Self { at, ..Self::default() }
+    }
+
+    /// Scans the rest of an object from the text's beginning.
+    pub fn inside() -> Self {
+        Self { depth: 1, ..Self::default() }
+    }
+
+    /// The scan of the text without the bytes that were looked at.
+    #[must_use]
+    pub fn of_rest(self) -> Self {
+        Self { at: 0, ..self }
     }
 
     /// Bytes that were looked at.

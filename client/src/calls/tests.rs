@@ -11,8 +11,8 @@ fn tools() -> Vec<Tool> {
         .into()
 }
 
-/// The events of a text that arrives in these pieces, with adjacent texts joined.
-fn events<'a>(form: Form, in_reasoning: bool, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Event> {
+/// The parts of a text that arrives in these pieces.
+fn events<'a>(form: Form, in_reasoning: bool, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Part> {
     let mut parser = Parser::new(form, tools());
     if in_reasoning {
         parser.begin_in_reasoning();
@@ -22,37 +22,29 @@ fn events<'a>(form: Form, in_reasoning: bool, pieces: impl IntoIterator<Item = &
         parser.push(piece, &mut events);
     }
     parser.finish(&mut events);
-    let mut joined: Vec<Event> = Vec::new();
-    for event in events {
-        match (joined.last_mut(), event) {
-            (Some(Event::Text(before)), Event::Text(text)) => before.push_str(&text),
-            (Some(Event::Reasoning(before)), Event::Reasoning(text)) => before.push_str(&text),
-            (_, event) => joined.push(event),
-        }
-    }
-    joined
+    parts(&events)
 }
 
-fn text(text: &str) -> Event {
-    Event::Text(text.to_owned())
+fn text(text: &str) -> Part {
+    Part::Text(text.to_owned())
 }
 
-fn reasoning(text: &str) -> Event {
-    Event::Reasoning(text.to_owned())
+fn reasoning(text: &str) -> Part {
+    Part::Reasoning(text.to_owned())
 }
 
-fn call(name: &str, arguments: &str) -> Event {
-    Event::Call(Call { name: name.to_owned(), arguments: arguments.to_owned(), id: None })
+fn call(name: &str, arguments: &str) -> Part {
+    Part::Call(Call { name: name.to_owned(), arguments: arguments.to_owned(), id: None })
 }
 
-fn with_id(name: &str, arguments: &str, id: &str) -> Event {
-    Event::Call(Call { name: name.to_owned(), arguments: arguments.to_owned(), id: Some(id.to_owned()) })
+fn with_id(name: &str, arguments: &str, id: &str) -> Part {
+    Part::Call(Call { name: name.to_owned(), arguments: arguments.to_owned(), id: Some(id.to_owned()) })
 }
 
-const WEATHER: &str = r#"{"city":"Oslo"}"#;
+const WEATHER: &str = r#"{"city": "Oslo"}"#;
 
 /// Answers in each form, with their events. The texts with calls are those of the models' own cards and templates.
-fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
+fn cases() -> Vec<(Form, &'static str, Vec<Part>)> {
     let weather = || call("get_weather", WEATHER);
     vec![
         (Form::Hermes, "Hello there. ", vec![text("Hello there. ")]),
@@ -64,13 +56,18 @@ fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
         (
             Form::Hermes,
             "<think>\nLet me see.\n</think>\n\nI look.\n\n<tool_call>{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"}</tool_call> Done",
-            vec![reasoning("Let me see."), text("I look."), weather(), text("Done")],
+            vec![
+                reasoning("Let me see."),
+                text("I look."),
+                call("get_weather", r#"{"city":"Oslo"}"#),
+                text("Done"),
+            ],
         ),
         // A closing mark inside of a text of the arguments, and none at the end.
         (
             Form::Hermes,
             "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>}\\\"\"}}",
-            vec![call("f", r#"{"a":"</tool_call>}\""}"#)],
+            vec![call("f", r#"{"a": "</tool_call>}\""}"#)],
         ),
         (Form::Hermes, "a <tool_call> tag", vec![text("a <tool_call> tag")]),
         (
@@ -93,7 +90,8 @@ fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
         (
             Form::Mistral,
             "[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}, \"id\": \"abcdefghi\"}, {\"name\": \"stop\", \"arguments\": {}}]",
-            vec![with_id("get_weather", WEATHER, "abcdefghi"), call("stop", "{}")],
+            // The name comes after what was told.
+            vec![weather(), call("stop", "{}")],
         ),
         (
             Form::Mistral,
@@ -115,7 +113,7 @@ fn cases() -> Vec<(Form, &'static str, Vec<Event>)> {
         (Form::GlmTags, "<tool_call>two words</tool_call>", vec![text("<tool_call>two words</tool_call>")]),
         (
             Form::Harmony,
-            "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\":\"Oslo\"}<|call|>",
+            "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\"}<|call|>",
             vec![reasoning("Think."), weather()],
         ),
         (
@@ -162,13 +160,70 @@ fn every_form_is_cut_into_text_reasoning_and_calls() {
     assert_eq!(events(Form::Hermes, true, ["why <tool_call>{"]), [reasoning("why <tool_call>{")]);
 }
 
+/// Calls that are cut, have faults, or lack a brace.
+#[test]
+fn a_call_that_was_begun_ends_where_its_arguments_do() {
+    let cut = |name: &str, arguments: &str| {
+        Part::Cut(Call { name: name.into(), arguments: arguments.into(), id: None })
+    };
+    let cases = [
+        (Form::Hermes, r#"<tool_call>{"name": "f", "arguments": {"a": "b"#, vec![cut("f", r#"{"a": "b"#)]),
+        (
+            Form::Hermes,
+            r#"<tool_call>{"name": "f", "arguments": {"a": no}}</tool_call> x"#,
+            vec![cut("f", r#"{"a": no}"#), text("x")],
+        ),
+        (
+            Form::Hermes,
+            r#"<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x"#,
+            vec![call("f", r#"{"a": 1}"#), text("x")],
+        ),
+        (
+            Form::Generic,
+            r#"[{"name": "stop", "arguments": {}, "id": "}"}, {"name": "other", "arguments": {}}]"#,
+            vec![call("stop", "{}"), text(r#"{"name": "other", "arguments": {}}]"#)],
+        ),
+        (
+            Form::Harmony,
+            r#" to=functions.stop<|message|>{"a": <|call|><|channel|>final<|message|>x"#,
+            vec![cut("stop", r#"{"a": "#), text("x")],
+        ),
+    ];
+    for (form, answer, expected) in cases {
+        assert_eq!(events(form, false, [answer]), expected, "{form:?} {answer}");
+        let single: Vec<String> = answer.chars().map(String::from).collect();
+        assert_eq!(events(form, false, single.iter().map(String::as_str)), expected, "{form:?} {answer}");
+    }
+}
+
+#[test]
+fn arguments_are_told_while_they_come() {
+    for (form, head, rest) in [
+        (Form::Hermes, "<tool_call>{\"name\": \"stop\", \"arguments\": {\"", "a\": 1"),
+        (Form::Llama, "{\"name\": \"stop\", \"parameters\": {\"", "a\": 1"),
+        (Form::Mistral, "[TOOL_CALLS]stop[ARGS]{\"", "a\": 1"),
+        (Form::Mistral, "[TOOL_CALLS] [{\"name\": \"stop\", \"arguments\": {\"", "a\": 1"),
+        (Form::Glm, "stop\n{\"", "a\": 1"),
+        (Form::Described, "[{\"name\": \"stop\", \"arguments\": {\"", "a\": 1"),
+        (Form::Harmony, " to=functions.stop<|message|>{\"", "a\": 1"),
+    ] {
+        let (mut parser, mut events) = (Parser::new(form, tools()), vec![]);
+        parser.push(head, &mut events);
+        let begun = Event::CallBegin { name: "stop".into(), id: None };
+        assert_eq!(events, [begun, Event::Arguments("{\"".into())], "{form:?}");
+        events.clear();
+        parser.push(rest, &mut events);
+        assert_eq!(events, [Event::Arguments(rest.into())], "{form:?}");
+    }
+}
+
 #[test]
 fn without_tools_nothing_is_a_call() {
     for (form, answer, _) in cases().into_iter().filter(|(form, ..)| *form != Form::Harmony) {
         let (mut parser, mut events) = (Parser::new(form, vec![]), vec![]);
         parser.push(answer, &mut events);
         parser.finish(&mut events);
-        assert!(!events.iter().any(|event| matches!(event, Event::Call(_))), "{answer}");
+        assert!(!events.iter().any(|event| matches!(event, Event::CallBegin { .. })), "{answer}");
     }
 }
 
@@ -245,10 +300,10 @@ proptest! {
         prop_assume!(form != Form::Harmony);
         let whole = pieces.concat();
         let events = events(form, false, [whole.as_str()]);
-        prop_assume!(!events.iter().any(|event| matches!(event, Event::Call(_))));
+        prop_assume!(!events.iter().any(|event| matches!(event, Part::Call(_) | Part::Cut(_))));
         let told: String = events.iter().map(|event| match event {
-            Event::Text(text) | Event::Reasoning(text) => text.as_str(),
-            Event::Call(_) => "",
+            Part::Text(text) | Part::Reasoning(text) => text.as_str(),
+            Part::Call(_) | Part::Cut(_) => "",
         }).collect();
         let bare = |text: &str| -> String {
             text.replace("<think>", "").replace("</think>", "").chars().filter(|c| !c.is_whitespace()).collect()
@@ -274,7 +329,7 @@ fn the_cost_of_a_long_call_is_linear() {
         let pieces: Vec<&str> =
             answer.as_bytes().chunks(4).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
         let found = events(form, false, pieces);
-        assert!(matches!(found.as_slice(), [Event::Call(call)] if call.arguments.len() > 1 << 21));
+        assert!(matches!(found.as_slice(), [Part::Call(call)] if call.arguments.len() > 1 << 21));
     }
 }
 

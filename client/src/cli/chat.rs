@@ -363,7 +363,7 @@ impl Printed<'_> {
                     self.reasons = true;
                     write!(stdout, "\x1b[2m{}\x1b[0m", printable_text(&text))?;
                 }
-                Event::Reasoning(_) | Event::Call(_) => {}
+                _ => {}
             }
         }
         Ok(stdout.flush()?)

@@ -1,6 +1,6 @@
 //! Messages as answers: whole, and in events.
 
-use rocmforge_client::calls::{Call, Event as Part};
+use rocmforge_client::calls::{Event, Part, parts};
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::StopReason;
 use serde_json::{Value, json};
@@ -49,8 +49,8 @@ fn event(value: &Value) -> String {
     format!("event: {name}\ndata: {value}\n\n")
 }
 
-fn id_of(call: &Call) -> String {
-    call.id.clone().unwrap_or_else(|| format!("toolu_{:032x}", random_request_id()))
+fn id_of(id: Option<&String>) -> String {
+    id.cloned().unwrap_or_else(|| format!("toolu_{:032x}", random_request_id()))
 }
 
 impl Message {
@@ -75,16 +75,19 @@ impl Message {
     /// The answer in one piece.
     pub fn whole(&self, piece: &Piece, ended: &Ended) -> Value {
         let block = |part: &Part| match part {
-            Part::Text(text) => json!({"type": "text", "text": text}),
+            Part::Text(text) => Some(json!({"type": "text", "text": text})),
             // The signature is for the service, which would not take the block without one.
-            Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+            Part::Reasoning(text) => Some(json!({"type": "thinking", "thinking": text, "signature": ""})),
             Part::Call(call) => {
-                // The parser made the arguments from an object.
+                // The parser found that they are an object.
                 let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-                json!({"type": "tool_use", "id": id_of(call), "name": call.name, "input": input})
+                let id = id_of(call.id.as_ref());
+                Some(json!({"type": "tool_use", "id": id, "name": call.name, "input": input}))
             }
+            // The input is an object, and there is none.
+            Part::Cut(_) => None,
         };
-        let content = piece.parts.iter().map(block).collect();
+        let content = parts(&piece.parts).iter().filter_map(block).collect();
         let mut value = self.value(content, &usage_of(ended));
         value["stop_reason"] = json!(stop_reason(ended));
         value["stop_sequence"] = json!(ended.stop_text);
@@ -111,24 +114,26 @@ impl Message {
         event(&json!({"type": "content_block_delta", "index": index, "delta": delta}))
     }
 
-    fn part(&mut self, part: &Part) -> String {
+    fn part(&mut self, part: &Event) -> String {
         let (kind, block, delta) = match part {
-            Part::Text(text) => {
+            Event::Text(text) => {
                 ("text", json!({"type": "text", "text": ""}), json!({"type": "text_delta", "text": text}))
             }
-            Part::Reasoning(text) => (
+            Event::Reasoning(text) => (
                 "thinking",
                 json!({"type": "thinking", "thinking": "", "signature": ""}),
                 json!({"type": "thinking_delta", "thinking": text}),
             ),
-            Part::Call(call) => (
-                "tool_use",
-                json!({"type": "tool_use", "id": id_of(call), "name": call.name, "input": {}}),
-                json!({"type": "input_json_delta", "partial_json": call.arguments}),
-            ),
+            Event::CallBegin { name, id } => {
+                let block = json!({"type": "tool_use", "id": id_of(id.as_ref()), "name": name, "input": {}});
+                return self.begin_block("tool_use", &block);
+            }
+            Event::Arguments(text) => {
+                return self.delta(&json!({"type": "input_json_delta", "partial_json": text}));
+            }
+            Event::CallEnd { .. } => return self.end_block(),
         };
-        let goes_on = kind != "tool_use" && self.open == Some(kind);
-        let begun = if goes_on { String::new() } else { self.begin_block(kind, &block) };
+        let begun = if self.open == Some(kind) { String::new() } else { self.begin_block(kind, &block) };
         begun + &self.delta(&delta)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::Response;
-use rocmforge_client::calls::{Call, Event, Message};
+use rocmforge_client::calls::{Call, Event, Message, Part, Parts};
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::{
     AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, StopReason,
@@ -130,7 +130,7 @@ async fn load(gateway: &Gateway, common: &Common, kind: Kind) -> Result<Response
     }
     let (name, request_id) = (common.model.clone(), random_request_id());
     gateway.client.call(&LoadRequest { name, by_descriptor: false, request_id, ext: vec![] }).await?;
-    let mut value = Lines { model: common.model.clone(), kind }.line(&Piece::default(), true);
+    let mut value = Lines::new(common.model.clone(), kind).line(&Piece::default(), true);
     value["done_reason"] = json!("load");
     Ok(json(&value))
 }
@@ -200,7 +200,7 @@ impl Common {
         let request = self.options.fill(request, self.form);
         let wanted = Wanted { request, tokens: false, stop_text: false, reader, echo: None };
         let mut running = Running::start(gateway, wanted, since).await?;
-        let lines = Lines { model: self.model, kind };
+        let mut lines = Lines::new(self.model, kind);
         if self.stream {
             return Ok(events::response(running, lines));
         }
@@ -227,22 +227,25 @@ enum Kind {
     Generate,
 }
 
-/// The message of a piece of an answer.
-fn said(piece: &Piece) -> Value {
-    let (text, reasoning) = piece.texts();
+/// The message of parts of an answer. Arguments are an object in this API, so calls that were cut are left out.
+fn said(parts: Vec<Part>) -> Value {
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    for part in parts {
+        match part {
+            Part::Text(more) => text.push_str(&more),
+            Part::Reasoning(more) => reasoning.push_str(&more),
+            Part::Call(Call { name, arguments, .. }) => {
+                // The parser found that they are an object.
+                let arguments: Value = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
+                calls.push(json!({"function": {"name": name, "arguments": arguments}}));
+            }
+            Part::Cut(_) => {}
+        }
+    }
     let mut message = json!({"role": "assistant", "content": text});
     if !reasoning.is_empty() {
         message["thinking"] = json!(reasoning);
     }
-    let call = |part: &Event| match part {
-        Event::Call(Call { name, arguments, .. }) => {
-            // The parser made them from an object.
-            let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
-            Some(json!({"function": {"name": name, "arguments": arguments}}))
-        }
-        _ => None,
-    };
-    let calls: Vec<Value> = piece.parts.iter().filter_map(call).collect();
     if !calls.is_empty() {
         message["tool_calls"] = json!(calls);
     }
@@ -253,13 +256,22 @@ fn said(piece: &Piece) -> Value {
 struct Lines {
     model: String,
     kind: Kind,
+    /// The parts that are not told yet: a call is told once it is whole.
+    parts: Parts,
 }
 
 impl Lines {
-    fn line(&self, piece: &Piece, done: bool) -> Value {
+    fn new(model: String, kind: Kind) -> Self {
+        Self { model, kind, parts: Parts::default() }
+    }
+
+    fn line(&mut self, piece: &Piece, done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": rfc3339(), "done": done});
         match self.kind {
-            Kind::Chat => line["message"] = said(piece),
+            Kind::Chat => {
+                piece.parts.iter().for_each(|part| self.parts.push(part));
+                line["message"] = said(self.parts.take());
+            }
             Kind::Generate if piece.parts.is_empty() => line["response"] = json!(piece.text),
             // Reasoning was asked for or turned off, so a reader cut the text.
             Kind::Generate => {
@@ -274,7 +286,7 @@ impl Lines {
     }
 
     /// The last line, or the only one. Times are in nanoseconds.
-    fn last(&self, piece: &Piece, ended: &Ended) -> Value {
+    fn last(&mut self, piece: &Piece, ended: &Ended) -> Value {
         let times = &ended.end.timings;
         let ns = |us: u64| us.saturating_mul(1000);
         let total = times.queue_us + times.load_us + times.prefill_us + times.decode_us;
@@ -301,6 +313,11 @@ impl Events for Lines {
     }
 
     fn piece(&mut self, piece: &Piece) -> String {
+        let of_calls = |part: &Event| matches!(part, Event::CallBegin { .. } | Event::Arguments(_));
+        if self.kind == Kind::Chat && piece.parts.iter().all(of_calls) {
+            piece.parts.iter().for_each(|part| self.parts.push(part));
+            return String::new();
+        }
         format!("{}\n", self.line(piece, false))
     }
 

@@ -1,6 +1,6 @@
 //! Chat completions as answers: whole, and in events.
 
-use rocmforge_client::calls::{Call, Event};
+use rocmforge_client::calls::{Event, Part, parts};
 use rocmforge_client::random_request_id;
 use serde_json::{Value, json};
 
@@ -30,8 +30,8 @@ fn reason_of(ended: &Ended) -> &'static str {
     }
 }
 
-fn id_of(call: &Call) -> String {
-    call.id.clone().unwrap_or_else(|| format!("call_{:032x}", random_request_id()))
+fn id_of(id: Option<&String>) -> String {
+    id.cloned().unwrap_or_else(|| format!("call_{:032x}", random_request_id()))
 }
 
 impl Chunks {
@@ -51,9 +51,10 @@ impl Chunks {
 
     fn choice(&self, index: usize, piece: &Piece, ended: &Ended) -> Value {
         let (text, reasoning) = piece.texts();
-        let calls = piece.parts.iter().filter_map(|part| match part {
-            Event::Call(call) => Some(json!({
-                "id": id_of(call),
+        // A call that was cut is told as in a stream, and the reason says that there is no whole one.
+        let calls = parts(&piece.parts).into_iter().filter_map(|part| match part {
+            Part::Call(call) | Part::Cut(call) => Some(json!({
+                "id": id_of(call.id.as_ref()),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             })),
@@ -98,14 +99,16 @@ impl Chunks {
     }
 
     /// Name first, then the arguments, as the API's own service sends them.
-    fn call(&mut self, call: &Call) -> [Value; 2] {
+    fn call(&mut self, name: &str, id: Option<&String>) -> Value {
         let index = self.calls;
         self.calls += 1;
-        let function = json!({"name": call.name, "arguments": ""});
-        [
-            json!({"tool_calls": [{"index": index, "id": id_of(call), "type": "function", "function": function}]}),
-            json!({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}),
-        ]
+        let function = json!({"name": name, "arguments": ""});
+        json!({"tool_calls": [{"index": index, "id": id_of(id), "type": "function", "function": function}]})
+    }
+
+    fn arguments(&self, text: &str) -> Value {
+        let index = self.calls.saturating_sub(1);
+        json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
     }
 }
 
@@ -122,10 +125,12 @@ impl Events for Chunks {
             match part {
                 Event::Text(text) => deltas.push(json!({"content": text})),
                 Event::Reasoning(text) => deltas.push(json!({"reasoning_content": text})),
-                Event::Call(call) => deltas.extend(self.call(call)),
+                Event::CallBegin { name, id } => deltas.push(self.call(name, id.as_ref())),
+                Event::Arguments(text) => deltas.push(self.arguments(text)),
+                Event::CallEnd { .. } => {}
             }
         }
-        if deltas.is_empty() {
+        if deltas.is_empty() && !piece.tokens.is_empty() {
             deltas.push(json!({})); // tokens of a text that comes later
         }
         let mut logprobs = self.top.map(|top| logprobs::of_chat(&piece.tokens, top));

@@ -1,6 +1,6 @@
 //! A response's output: items that grow, and the events that tell it.
 
-use rocmforge_client::calls::{Call, Event as Part};
+use rocmforge_client::calls::Event as Part;
 use rocmforge_client::random_request_id;
 use serde_json::{Value, json};
 
@@ -10,6 +10,7 @@ pub struct Output {
     /// Items that ended.
     items: Vec<Value>,
     open: Option<Open>,
+    call: Option<OpenCall>,
     /// Number of the next event.
     sequence: u64,
 }
@@ -20,6 +21,22 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+}
+
+/// A call that grows.
+#[derive(Debug)]
+struct OpenCall {
+    id: String,
+    call_id: String,
+    name: String,
+    arguments: String,
+}
+
+impl OpenCall {
+    fn item(&self, status: &str) -> Value {
+        json!({"id": self.id, "type": "function_call", "status": status, "call_id": self.call_id,
+            "name": self.name, "arguments": self.arguments})
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,13 +91,17 @@ impl Output {
         match part {
             Part::Text(text) => self.text(Kind::Message, text),
             Part::Reasoning(text) => self.text(Kind::Reasoning, text),
-            Part::Call(call) => self.end_item("completed") + &self.call(call),
+            Part::CallBegin { name, id } => {
+                self.end_item("completed") + &self.begin_call(name.clone(), id.clone())
+            }
+            Part::Arguments(text) => self.arguments(text),
+            Part::CallEnd { whole } => self.end_call(if *whole { "completed" } else { "incomplete" }),
         }
     }
 
     /// Ends the last item. It is `completed`, or `incomplete` if the answer was cut there.
     pub fn finish(&mut self, status: &str) -> String {
-        self.end_item(status)
+        self.end_item(status) + &self.end_call("incomplete")
     }
 
     /// The items that ended.
@@ -136,28 +157,30 @@ impl Output {
         events
     }
 
-    fn call(&mut self, call: &Call) -> String {
-        let (id, index) = (id_of("fc"), self.items.len());
-        let call_id = call.id.clone().unwrap_or_else(|| id_of("call"));
-        let item = |status: &str, arguments: &str| {
-            json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": call.name,
-                "arguments": arguments})
-        };
-        let arguments = |name: &str| {
-            let mut fields = json!({"item_id": id, "output_index": index});
-            fields[name] = json!(call.arguments);
-            fields
-        };
-        let mut done = arguments("arguments");
-        done["name"] = json!(call.name);
-        let whole = item("completed", &call.arguments);
-        let events = self.event(
-            "response.output_item.added",
-            json!({"output_index": index, "item": item("in_progress", "")}),
-        ) + &self.event("response.function_call_arguments.delta", arguments("delta"))
-            + &self.event("response.function_call_arguments.done", done)
-            + &self.event("response.output_item.done", json!({"output_index": index, "item": whole}));
-        self.items.push(whole);
+    fn begin_call(&mut self, name: String, id: Option<String>) -> String {
+        let call_id = id.unwrap_or_else(|| id_of("call"));
+        let call = OpenCall { id: id_of("fc"), call_id, name, arguments: String::new() };
+        let fields = json!({"output_index": self.items.len(), "item": call.item("in_progress")});
+        self.call = Some(call);
+        self.event("response.output_item.added", fields)
+    }
+
+    fn arguments(&mut self, text: &str) -> String {
+        let index = self.items.len();
+        let Some(call) = &mut self.call else { return String::new() };
+        call.arguments.push_str(text);
+        let fields = json!({"item_id": call.id, "output_index": index, "delta": text});
+        self.event("response.function_call_arguments.delta", fields)
+    }
+
+    fn end_call(&mut self, status: &str) -> String {
+        let Some(call) = self.call.take() else { return String::new() };
+        let (index, item) = (self.items.len(), call.item(status));
+        let OpenCall { id, name, arguments, .. } = call;
+        let done = json!({"item_id": id, "output_index": index, "arguments": arguments, "name": name});
+        let events = self.event("response.function_call_arguments.done", done)
+            + &self.event("response.output_item.done", json!({"output_index": index, "item": item}));
+        self.items.push(item);
         events
     }
 }
@@ -176,12 +199,14 @@ mod tests {
     #[test]
     fn items_follow_each_other_and_their_events_are_numbered() {
         let mut output = Output::default();
-        let call = Call { name: "f".into(), arguments: "{}".into(), id: Some("call_1".into()) };
         let parts = [
             Part::Reasoning("h".into()),
             Part::Reasoning("m".into()),
             Part::Text("yes".into()),
-            Part::Call(call),
+            Part::CallBegin { name: "f".into(), id: Some("call_1".into()) },
+            Part::Arguments("{".into()),
+            Part::Arguments("}".into()),
+            Part::CallEnd { whole: true },
             Part::Text("no".into()),
         ];
         let mut told: String = parts.iter().map(|part| output.push(part)).collect();
@@ -203,6 +228,7 @@ mod tests {
         assert_eq!(status, ["completed", "completed", "completed", "incomplete"]);
         assert_eq!(of("response.output_item.added").len(), 4);
         assert_eq!(of("response.content_part.added").len(), of("response.content_part.done").len());
+        assert_eq!(of("response.function_call_arguments.delta").len(), 2);
         assert_eq!(of("response.function_call_arguments.done")[0]["arguments"], "{}");
     }
 }
