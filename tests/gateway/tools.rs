@@ -118,8 +118,7 @@ fn tools_and_their_results_are_seen_by_the_template() {
     assert_eq!(chat(json!({"tools": tools, "tool_choice": unknown})), "tool_choice");
     assert_eq!(chat(json!({"tools": [function("f"), function("f")]})), "tools[1]");
     assert_eq!(chat(json!({"tools": vec![function("f"); 129]})), "tools");
-    let form = json!({"tools": tools, "response_format": {"type": "json_object"}});
-    assert_eq!(chat(form), "response_format");
+    assert_eq!(chat(json!({"tools": tools, "grammar": "root ::= \"a\""})), "grammar");
     let mut broken = messages;
     broken[1]["tool_calls"][0]["function"]["arguments"] = json!("{");
     assert_eq!(chat(json!({"messages": broken})), "messages[1].tool_calls[0].function.arguments");
@@ -187,7 +186,7 @@ fn ollamas_clients_get_calls_as_objects() {
         "options": {"num_predict": 4}});
     let whole = door.post("/api/chat", &body).json();
     assert_eq!((&whole["done"], &whole["eval_count"]), (&json!(true), &json!(4)), "{whole}");
-    body["format"] = json!("json");
+    body["format"] = json!({"type": "object", "properties": {"size": {"type": "nothing"}}});
     assert_eq!(door.post("/api/chat", &body).status, 400);
 }
 
@@ -214,5 +213,74 @@ fn smollm2_makes_a_valid_call_when_one_is_demanded() {
             serde_json::from_str(call["arguments"].as_str().unwrap_or_else(|| panic!("{whole}"))).unwrap();
         assert!(arguments["city"].as_str().is_some_and(|city| city.chars().count() <= 40), "{arguments}");
         assert!(["celsius", "fahrenheit"].contains(&arguments["unit"].as_str().unwrap()), "{arguments}");
+    }
+}
+
+/// A schema whose values are no calls.
+fn verdict() -> Value {
+    json!({"type": "object", "additionalProperties": false, "required": ["good"], "properties": {"good": {"type": "boolean"}}})
+}
+
+/// Checks an answer that is a call of `buy` or a verdict; true if it is a call.
+fn check_either(text: &str, input: Option<&Value>) -> bool {
+    match input {
+        Some(input) => check(input),
+        None => {
+            let said: Value = serde_json::from_str(text).unwrap();
+            assert!(said["good"].is_boolean() && said.as_object().unwrap().len() == 1, "{text}");
+        }
+    }
+    input.is_some()
+}
+
+#[test]
+fn an_answer_beside_tools_is_a_call_or_keeps_to_its_schema() {
+    let door = door();
+    let mut called = [0, 0];
+    for (model, seed) in (1..=8).flat_map(|seed| [(CALLER, seed), (CHATTY, seed)]) {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "verdict", "schema": verdict()}});
+        let body = json!({"model": model, "messages": user(), "seed": seed, "temperature": 1,
+            "tools": [function("buy")], "parallel_tool_calls": false, "response_format": format});
+        let whole = door.post("/v1/chat/completions", &body).json();
+        let choice = &whole["choices"][0];
+        let text = choice["message"]["content"].as_str().unwrap_or_default();
+        let input = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str();
+        let input = input.map(|text| serde_json::from_str(text).unwrap());
+        let is_call = check_either(text, input.as_ref());
+        assert_eq!(choice["finish_reason"], if is_call { "tool_calls" } else { "stop" }, "{whole}");
+        called[usize::from(is_call)] += 1;
+    }
+    assert!(called[0] > 0 && called[1] > 0, "{called:?}");
+}
+
+#[test]
+fn every_api_takes_a_schema_beside_tools() {
+    let door = door();
+    for model in [CALLER, CHATTY] {
+        let post = |path: &str, mut body: Value| {
+            body["model"] = json!(model);
+            door.post(path, &body).json()
+        };
+        let format = json!({"format": {"type": "json_schema", "name": "verdict", "schema": verdict()}});
+        let tool = json!({"type": "function", "name": "buy", "parameters": schema()});
+        let whole =
+            post("/v1/responses", json!({"input": "ab", "temperature": 1, "text": format, "tools": [tool]}));
+        for item in whole["output"].as_array().unwrap() {
+            let input = item["arguments"].as_str().map(|text| serde_json::from_str::<Value>(text).unwrap());
+            check_either(item["content"][0]["text"].as_str().unwrap_or_default(), input.as_ref());
+        }
+
+        let format = json!({"format": {"type": "json_schema", "schema": verdict()}});
+        let tool = json!({"name": "buy", "input_schema": schema()});
+        let body = json!({"messages": user(), "max_tokens": 500, "temperature": 1, "tools": [tool], "output_config": format});
+        let whole = post("/v1/messages", body);
+        for block in whole["content"].as_array().unwrap() {
+            check_either(block["text"].as_str().unwrap_or_default(), block.get("input"));
+        }
+
+        let body = json!({"messages": user(), "stream": false, "tools": [function("buy")], "format": verdict(), "options": {"temperature": 1}});
+        let message = post("/api/chat", body)["message"].clone();
+        let input = message["tool_calls"][0]["function"].get("arguments");
+        check_either(message["content"].as_str().unwrap(), input);
     }
 }

@@ -1,7 +1,7 @@
 //! Chats, as the APIs write them and as the daemon takes them.
 
 use rocmforge_client::calls::{Call, Form, Message, Parser, Tool, conversation, demand};
-use rocmforge_client::wire::{GenerateRequest, limits};
+use rocmforge_client::wire::{AnswerForm, FormKind, GenerateRequest, limits};
 use serde_json::{Map, Value};
 
 use crate::Gateway;
@@ -32,6 +32,8 @@ pub struct Chat {
     pub choice: Choice,
     /// At most one call is wanted.
     pub single: bool,
+    /// The JSON schema of an answer that calls no tool, where there are tools.
+    pub schema: Option<String>,
     /// Further variables of the chat template.
     pub variables: Map<String, Value>,
     /// Whether the model shall reason; `None` leaves it to the template.
@@ -56,13 +58,35 @@ impl Chat {
         }
     }
 
+    /// Takes the form of an answer that calls no tool. Without tools the form stays the request's own, and is returned.
+    ///
+    /// # Errors
+    /// A failure of status 400 that names `field`, for a form that is no schema beside tools.
+    pub fn take_form(
+        &mut self,
+        form: Option<AnswerForm>,
+        field: &str,
+    ) -> Result<Option<AnswerForm>, Failure> {
+        match form {
+            Some(form) if !self.tools.is_empty() => {
+                if form.kind != FormKind::JsonSchema {
+                    let reason = "beside tools a grammar cannot be honoured, but a JSON schema can: leave one of them out";
+                    return Err(refused(field, reason));
+                }
+                self.schema = Some(form.text);
+                Ok(None)
+            }
+            form => Ok(form),
+        }
+    }
+
     /// The daemon's request for an answer, and the reader of its text. Asks the daemon for the model's form of calls, if there may
     /// be any.
     ///
     /// # Errors
     /// Errors of the daemon; status 413 for tools that are too large for a constraint.
     pub async fn request(self, gateway: &Gateway, model: &str) -> Result<(GenerateRequest, Reader), Failure> {
-        let Self { messages, tools, choice, single, mut variables, thinking } = self;
+        let Self { messages, tools, choice, single, schema, mut variables, thinking } = self;
         let of_tools = |message: &Message| {
             !message.calls.is_empty() || message.call_id.is_some() || message.role == "tool"
         };
@@ -76,8 +100,11 @@ impl Chat {
             }
             Form::of_name(shown.calls().unwrap_or_default())
         };
+        // An answer that must be a call has no other form.
+        let otherwise = schema.filter(|_| choice == Choice::Auto);
         let demanded: Vec<Tool> = match &choice {
-            Choice::Auto => Vec::new(),
+            Choice::Auto if otherwise.is_none() => Vec::new(),
+            Choice::Auto => tools.clone(),
             Choice::Any => tools.clone(),
             Choice::Named(name) => tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
         };
@@ -85,7 +112,7 @@ impl Chat {
         if demanded.is_empty() {
             return Ok((request, Reader { parser: Parser::new(form, tools), single, demanded: false }));
         }
-        let wanted = demand(form, &demanded, !single).map_err(|bytes| {
+        let wanted = demand(form, &demanded, !single, otherwise.as_deref()).map_err(|bytes| {
             let max = limits::FORM_BYTES_MAX;
             Failure::new(
                 413,

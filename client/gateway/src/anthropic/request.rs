@@ -34,7 +34,7 @@ impl Asked {
     /// # Errors
     /// Status 400 with the field at fault.
     pub fn of_message(mut params: Params) -> Result<Self, Failure> {
-        let (model, chat) = conversation(&mut params)?;
+        let (model, mut chat) = conversation(&mut params)?;
         let stream = params.flag("stream")?.unwrap_or(false);
         let max_tokens = params.whole("max_tokens", 1..=u32::MAX)?;
         let max_tokens = max_tokens.ok_or_else(|| params.refuse("max_tokens", "it is required"))?;
@@ -48,7 +48,7 @@ impl Asked {
         params.only("service_tier", |tier| tier == "auto" || tier == "standard_only")?;
         params.drop_harmless(&["metadata", "inference_geo"]);
         params.only("diagnostics", is_empty)?;
-        let form = form(&mut params, &chat)?;
+        let form = chat.take_form(output_config(&mut params)?, "output_config.format")?;
         refuse_others(&mut params)?;
         params.finish()?;
         Ok(Self { model, stream, chat, max_tokens, sampling, stop, stop_text: true, form })
@@ -61,7 +61,7 @@ impl Asked {
     pub fn of_count(mut params: Params) -> Result<Self, Failure> {
         let (model, chat) = conversation(&mut params)?;
         // The prompt does not say it.
-        form(&mut params, &chat)?;
+        output_config(&mut params)?;
         refuse_others(&mut params)?;
         params.finish()?;
         let (sampling, stop) = (SamplingOptions::default(), Vec::new());
@@ -116,16 +116,6 @@ fn conversation(params: &mut Params) -> Result<(String, Chat), Failure> {
     chat.thinking = thinking(params)?;
     chat.check(CHOICE)?;
     Ok((model, chat))
-}
-
-/// The form of the answer.
-fn form(params: &mut Params, chat: &Chat) -> Result<Option<AnswerForm>, Failure> {
-    let form = output_config(params)?;
-    if form.is_some() && !chat.tools.is_empty() {
-        let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
-        return Err(params.refuse("output_config.format", reason));
-    }
-    Ok(form)
 }
 
 /// Whether the model shall reason. The budget is a target of the API, and `max_tokens` bounds reasoning and answer together.

@@ -34,17 +34,14 @@ pub async fn chat(
     mut params: Params,
     since: Instant,
 ) -> Result<Response<Body>, Failure> {
-    let common = Common::take(&mut params)?;
+    let mut common = Common::take(&mut params)?;
     let messages = match params.take("messages") {
         Some(Value::Array(list)) => list,
         None => Vec::new(),
         Some(_) => return Err(params.refuse("messages", "it is not a list")),
     };
     let mut chat = Chat { tools: tools(&mut params, function_tool)?, ..Chat::default() };
-    if common.form.is_some() && !chat.tools.is_empty() {
-        let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
-        return Err(params.refuse("format", reason));
-    }
+    common.form = chat.take_form(common.form.take(), "format")?;
     chat.thinking = think(&mut params)?;
     params.finish()?;
     let messages = messages.into_iter().enumerate().map(|(number, value)| one_message(number, value));

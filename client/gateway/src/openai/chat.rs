@@ -95,11 +95,8 @@ impl Asked {
             return Err(params.refuse("grammar", reason));
         }
         let form = format.or(grammar);
-        let chat = of_tools(&mut params, messages)?;
-        if form.is_some() && !chat.tools.is_empty() {
-            let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
-            return Err(params.refuse("response_format", reason));
-        }
+        let mut chat = of_tools(&mut params, messages)?;
+        let form = chat.take_form(form, "grammar")?;
         let steering = Steering { form, ..std::mem::take(&mut common.steering) };
         refuse_others(&mut params)?;
         params.finish()?;

@@ -201,11 +201,7 @@ impl Asked {
             let reason = "two forms of the answer cannot be honoured: leave `grammar` or `text.format` out";
             return Err(params.refuse("grammar", reason));
         }
-        let form = form.or(grammar);
-        if form.is_some() && !chat.tools.is_empty() {
-            let reason = "a form of the answer cannot be honoured beside tools: leave one of them out";
-            return Err(params.refuse("text.format", reason));
-        }
+        let form = chat.take_form(form.or(grammar), "grammar")?;
         let (penalties, samplers) = (openai_penalties(&mut params)?, samplers(&mut params)?);
         let steering = Steering { form, penalties, samplers };
         refuse_others(&mut params)?;
