@@ -22,6 +22,7 @@ mod sampling;
 mod score;
 mod steering;
 mod tables;
+mod tools;
 
 use std::ffi::OsString;
 use std::path::Path;

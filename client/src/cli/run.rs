@@ -14,6 +14,7 @@ use wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, TokenLo
 
 use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
 use super::run_args::RunArguments;
+use super::tools::Reader;
 use super::{model_named, prompt};
 
 /// Most bytes of an answer, which is kept whole: a million tokens with twenty log-probabilities each have fewer.
@@ -27,6 +28,8 @@ struct Answer {
     ids: Vec<u32>,
     logprobs: Vec<TokenLogprob>,
     end: Option<GenerateEnd>,
+    /// Of a chat with tools: it finds the calls.
+    reader: Option<Reader>,
     /// Size of the fields above.
     bytes: usize,
 }
@@ -43,13 +46,14 @@ pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<
     }
     let mut request = request(arguments)?;
     request.model = model_named(client, &arguments.model)?;
+    let (request, reader) = arguments.tools.fill(client, request)?;
     let start = Instant::now();
     let generations = begin(client, &request, arguments.answers)?;
     let streams: Vec<Stream> =
         generations.iter().map(|generation| (generation.connection().clone(), generation.stream())).collect();
     cancel_on_interrupt(streams.clone())?;
     let (mut answers, mut cancelled, mut failed) = (Vec::new(), false, None);
-    for (answer, outcome) in receive_all(generations, &streams, output)? {
+    for (answer, outcome) in receive_all(generations, &streams, output, reader.as_ref())? {
         answers.push(answer);
         match outcome {
             Ok(()) => {}
@@ -73,6 +77,7 @@ pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<
         }
         None => end_line(answers.last())?,
     }
+    answers.iter().try_for_each(cut_call)?;
     if arguments.stats {
         answers.iter().try_for_each(|answer| stats(answer, start))?;
     }
@@ -168,6 +173,7 @@ fn receive_all(
     generations: Vec<Generation>,
     streams: &[Stream],
     output: Output,
+    reader: Option<&Reader>,
 ) -> Result<Vec<Received>, Failure> {
     let count = generations.len();
     let bytes_max = ANSWER_BYTES_MAX / count.max(1);
@@ -177,7 +183,7 @@ fn receive_all(
     std::thread::scope(|scope| {
         let others: io::Result<Vec<_>> = generations
             .map(|other| {
-                let receive = move || receive(other, bytes_max, None);
+                let receive = move || receive(other, bytes_max, None, reader.cloned());
                 std::thread::Builder::new().name("answer".into()).spawn_scoped(scope, receive)
             })
             .collect();
@@ -189,7 +195,7 @@ fn receive_all(
         if let Some(printer) = &mut printer {
             printer.begin(0, count, None)?;
         }
-        all.push(receive(first, bytes_max, printer.as_mut()));
+        all.push(receive(first, bytes_max, printer.as_mut(), reader.cloned()));
         if let Some((_, Err(Failure::Output(_)))) = all.last() {
             // Nobody reads the others.
             cancel(streams);
@@ -210,9 +216,17 @@ fn receive_all(
 }
 
 /// Receives every item of an answer, and prints its text at once if there is a printer.
-fn receive(mut generation: Generation, bytes_max: usize, printer: Option<&mut Printer>) -> Received {
-    let mut answer = Answer::default();
+fn receive(
+    mut generation: Generation,
+    bytes_max: usize,
+    printer: Option<&mut Printer>,
+    reader: Option<Reader>,
+) -> Received {
+    let mut answer = Answer { reader, ..Answer::default() };
     let outcome = receive_items(&mut generation, &mut answer, bytes_max, printer);
+    if let Some(reader) = answer.reader.as_mut().filter(|_| outcome.is_err()) {
+        answer.text.push_str(&reader.finish());
+    }
     answer.end = generation.end().cloned();
     (answer, outcome)
 }
@@ -224,25 +238,55 @@ fn receive_items(
     mut printer: Option<&mut Printer>,
 ) -> Result<(), Failure> {
     while let Some(mut item) = generation.next_item()? {
-        if let Some(printer) = &mut printer {
-            printer.print(&item.text)?;
-        }
         answer.bytes += bytes_of(&item);
+        if let Some(reader) = answer.reader.as_mut().filter(|_| item.begins_in_reasoning()) {
+            reader.begin_in_reasoning();
+        }
+        let shown = answer.shown(std::mem::take(&mut item.text));
+        if let Some(printer) = &mut printer {
+            printer.print(&shown)?;
+        }
         if answer.bytes > bytes_max {
             return Err(ClientError::from(ProtocolError::AnswerTooLong { max: bytes_max }).into());
         }
-        answer.text.push_str(&item.text);
+        answer.text.push_str(&shown);
         answer.prompt_ids.append(&mut item.prompt_ids);
         answer.ids.append(&mut item.ids);
         answer.logprobs.append(&mut item.logprobs);
     }
     if let Some(end) = generation.end() {
-        if let Some(printer) = &mut printer {
-            printer.print(&end.text)?;
+        let mut shown = answer.shown(end.text.clone());
+        if let Some(reader) = &mut answer.reader {
+            shown += &reader.finish();
         }
-        answer.text.push_str(&end.text);
+        if let Some(printer) = &mut printer {
+            printer.print(&shown)?;
+        }
+        answer.text.push_str(&shown);
     }
     Ok(())
+}
+
+impl Answer {
+    /// The text to print, of more text of the answer.
+    fn shown(&mut self, text: String) -> String {
+        match &mut self.reader {
+            Some(reader) => reader.push(&text),
+            None => text,
+        }
+    }
+}
+
+/// Says that a call is not there because it did not end.
+fn cut_call(answer: &Answer) -> io::Result<()> {
+    match answer.reader.as_ref().and_then(Reader::cut) {
+        Some(tool) => writeln!(
+            io::stderr(),
+            "a call of {} was cut and left out: give more --max-tokens",
+            printable_text(tool)
+        ),
+        None => Ok(()),
+    }
 }
 
 fn bytes_of(item: &wire::GenerateItem) -> usize {
@@ -297,6 +341,9 @@ fn all_of(answers: &[Answer], of: impl Fn(&Answer) -> Value) -> Value {
 /// The partial answer, printed with an error: it was computed, and a script may continue from it.
 fn so_far(answer: &Answer, logprobs: bool) -> Value {
     let mut object = json!({ "text": answer.text, "prompt_ids": answer.prompt_ids, "ids": answer.ids });
+    if let Some(reader) = &answer.reader {
+        reader.describe(&mut object);
+    }
     if logprobs {
         object["logprobs"] = json!(answer.logprobs);
     }

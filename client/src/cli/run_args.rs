@@ -23,6 +23,7 @@ Examples:
   rocmforge-client run ./tinystories-260k-f32.gguf 'Once upon a time' --max-tokens 64
   git diff | rocmforge-client run coder - --chat --system 'Write a commit message.'
   rocmforge-client run coder --session talk --chat 'And in Rust?'
+  rocmforge-client run coder --chat --tools tools.json 'Weather in Oslo?'
   rocmforge-client run MODEL --ids '1, 403, 407' --temperature 0 --json | jq .ids
 
 Sampling defaults are those of llama.cpp: temperature 0.8, top-k 40, top-p 0.95,
@@ -36,7 +37,8 @@ session_tokens (null without --session), and with --logprobs one {logprob, top: 
 After Ctrl-C seed, usage, timings and the counts of tokens are null. reused_tokens of the prompt were not
 computed: an earlier prompt of yours began with them. dropped_tokens went because the context was full, with
 --context-shift. drafted_tokens were computed before they were drawn, with --draft. The answer has the
-accepted_tokens of them.
+accepted_tokens of them. With --tools the object also has calls [{name, arguments}] and reasoning, and text is without them.
+Without --json each call is a line of JSON after the text.
 If a request fails, the object on standard error (see --help of the program) holds \"error\" and the
 partial answer: text, prompt_ids, ids, and with --logprobs logprobs. Without a request it holds \"error\" only.";
 
@@ -64,6 +66,8 @@ pub struct RunArguments {
     pub stop: Vec<String>,
     #[command(flatten)]
     pub steering: super::steering::Steering,
+    #[command(flatten)]
+    pub tools: super::tools::Tools,
     /// Read the prompt as token ids, separated by commas or spaces; no special tokens are added
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     pub ids: bool,
@@ -127,6 +131,7 @@ impl RunArguments {
         plain
             && *answers == 1
             && !self.steering.is_any()
+            && self.tools.tools.is_none()
             && !output.json
             && std::io::stdin().is_terminal()
             && std::io::stdout().is_terminal()

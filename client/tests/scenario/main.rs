@@ -13,6 +13,7 @@ mod several;
 mod shortage;
 mod silent;
 mod terminal;
+mod tools;
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
