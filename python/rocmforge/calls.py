@@ -1,7 +1,8 @@
 """Tool calls and reasoning in a model's answer: pure text work.
 
 Each family of models writes calls in a form of its own, which the daemon names with `Client.show`. `read` cuts a whole answer
-into text, reasoning and calls by the rules of the Rust client. A call that the answer's end cuts is text here.
+into text, reasoning and calls by the rules of the Rust client. That one tells calls while they are written: where a call turns out
+to be cut, to have a fault, or to be followed by one, it has told the call's beginning. Here such an object is text.
 """
 
 from __future__ import annotations
@@ -285,14 +286,14 @@ def _loads(text: str) -> Any:
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def of_json(text: str, known: Iterable[str] | None) -> list[Call] | None:
     """The calls of an object or of a list of objects. With `known`, every name must be one of them."""
     try:
         return _of_value(_loads(text), known)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -308,20 +309,24 @@ def _of_value(value: Any, known: Iterable[str] | None) -> list[Call] | None:
         if key in value:
             return _of_value(value[key], known)
     if isinstance(function := value.get("function"), dict):
-        return _of_value({**function, "id": value["id"]} if "id" in value else function, known)
+        return _of_value({"id": value["id"], **function} if "id" in value else function, known)
     name = value.get("name")
     if not isinstance(name, str) or not name or (known is not None and name not in known):
         return None
     if "arguments" not in value and "parameters" not in value and known is not None:
         return None
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")
+    given_arguments = isinstance(arguments, dict)
     if isinstance(arguments, str):
         arguments = _loads(arguments)
     elif arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         return None
-    given = value.get("id")
+    # As the Rust client, which has told a call by then, drops a name after the arguments.
+    keys = list(value)
+    before = keys[: min(keys.index(key) for key in ("arguments", "parameters") if key in value)] if given_arguments else keys
+    given = value.get("id") if "id" in before else None
     return [Call(name, _dumps(arguments), given if isinstance(given, str) and given else None)]
 
 

@@ -43,6 +43,8 @@ enum Kind {
     Call(String, usize),
     /// The arguments of a call that was begun.
     Arguments(Scan),
+    /// After them, where white space is left out.
+    After,
 }
 
 impl Harmony {
@@ -68,6 +70,11 @@ impl Harmony {
             State::Outside => self.outside(last, events),
             State::Inside(Kind::Call(name, header)) => self.call(&name, header, last, events),
             State::Inside(Kind::Arguments(scan)) => self.arguments(scan, last, events),
+            State::Inside(Kind::After) => {
+                self.drop_front(self.buffer.len() - self.buffer.trim_start().len());
+                self.state = State::Inside(if self.buffer.is_empty() { Kind::After } else { Kind::Text });
+                !self.buffer.is_empty()
+            }
             State::Inside(kind) => self.inside(&kind, last, events),
         }
     }
@@ -131,10 +138,7 @@ impl Harmony {
     fn call(&mut self, name: &str, header: usize, last: bool, events: &mut Vec<Event>) -> bool {
         let begins =
             if body::is_name(name) { head::arguments_begin(&self.buffer, header) } else { Some(false) };
-        if begins == Some(true)
-            && end_of(&self.buffer[header..])
-                .is_none_or(|(at, _)| !self.buffer[header..][..at].trim().is_empty())
-        {
+        if begins == Some(true) {
             let at = header + self.buffer[header..].find('{').unwrap_or(0);
             events.push(Event::CallBegin { name: name.to_owned(), id: None });
             self.drop_front(at);
@@ -179,7 +183,7 @@ impl Harmony {
         let arguments = std::mem::take(&mut self.arguments);
         events.push(Event::CallEnd { whole: ended && body::is_object(&arguments) });
         self.searched = 0;
-        self.state = State::Inside(Kind::Text);
+        self.state = State::Inside(Kind::After);
         true
     }
 }

@@ -37,11 +37,14 @@ pub fn of_object(text: &str, from: usize, known: Known<'_>) -> Result<Head, Not>
     }
 }
 
-/// Whether arguments begin at that byte, or after the white space there. `None` until enough of the text is there.
+/// Whether arguments begin at that byte, or after white space of [`HEAD_BYTES_MAX`] bytes at most. `None` until enough of the text
+/// is there.
 pub fn arguments_begin(text: &str, at: usize) -> Option<bool> {
-    let mut bytes = text.bytes().skip(at).filter(|byte| !byte.is_ascii_whitespace());
-    match (bytes.next()?, bytes.next()) {
-        (b'{', next) => next.map(|next| matches!(next, b'"' | b'}')),
+    let rest = text.as_bytes().get(at..).unwrap_or_default();
+    let mut bytes = rest.iter().take(HEAD_BYTES_MAX).filter(|byte| !byte.is_ascii_whitespace());
+    match (bytes.next(), bytes.next()) {
+        (Some(b'{'), Some(next)) => Some(matches!(next, b'"' | b'}')),
+        (Some(b'{'), None) | (None, _) if rest.len() < HEAD_BYTES_MAX => None,
         _ => Some(false),
     }
 }

@@ -3,6 +3,7 @@
 use super::parser::{Parser, State, Step};
 use super::scan::{Found, Scan};
 use super::{Event, body, head};
+use head::HEAD_BYTES_MAX;
 
 /// The place within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,20 +40,11 @@ impl Parser {
         if let Stage::Arguments(scan) = open.stage {
             return self.tell_arguments(open, scan, last, events);
         }
-        let there = self.skip_space();
+        // White space in fields may be in a text.
+        let there = matches!(open.stage, Stage::Fields(_)) || self.skip_space();
         self.clear_space();
         let next = match open.stage {
-            Stage::Fields(mut scan) => match scan.go_on(&self.buffer) {
-                Found::End(end) => {
-                    self.drop_front(end);
-                    Some(open.after_object())
-                }
-                Found::More | Found::No => {
-                    self.drop_front(self.buffer.len());
-                    self.state = State::Open(Open { stage: Stage::Fields(scan.of_rest()), ..open });
-                    None
-                }
-            },
+            Stage::Fields(scan) => self.skip_fields(open, scan),
             Stage::Element if there => return self.element(open, last),
             Stage::Close => return self.close(open, last),
             _ => self.after(open),
@@ -63,10 +55,27 @@ impl Parser {
                 Step::On
             }
             None if last => {
+                // A comma at most.
+                self.drop_front(self.buffer.len());
                 self.state = State::Start(true);
                 Step::On
             }
             None => Step::More,
+        }
+    }
+
+    /// The stage after further fields; `None` if they go on.
+    fn skip_fields(&mut self, open: Open, mut scan: Scan) -> Option<Stage> {
+        match scan.go_on(&self.buffer) {
+            Found::End(end) => {
+                self.drop_front(end);
+                Some(open.after_object())
+            }
+            Found::More | Found::No => {
+                self.drop_front(self.buffer.len());
+                self.state = State::Open(Open { stage: Stage::Fields(scan.of_rest()), ..open });
+                None
+            }
         }
     }
 
@@ -97,8 +106,12 @@ impl Parser {
         let (bytes, stage) = match (open.stage, *rest.first()?) {
             (Stage::Tail, b'}') => (1, open.after_object()),
             (Stage::Tail, b',') => {
-                let next = rest[1..].iter().find(|byte| !byte.is_ascii_whitespace())?;
-                if *next == b'"' { (1, Stage::Fields(Scan::inside())) } else { (0, open.after_object()) }
+                let next = rest[1..].iter().take(HEAD_BYTES_MAX).find(|byte| !byte.is_ascii_whitespace());
+                match next {
+                    Some(b'"') => (1, Stage::Fields(Scan::inside())),
+                    None if rest.len() <= HEAD_BYTES_MAX => return None,
+                    _ => (0, open.after_object()),
+                }
             }
             // A closing brace is missing: what follows tells how it goes on.
             (Stage::Tail, _) => (0, open.after_object()),
@@ -113,6 +126,7 @@ impl Parser {
     /// An object of a list: a call that begins, a whole one, or the text after the calls.
     fn element(&mut self, open: Open, last: bool) -> Step {
         if !self.buffer.starts_with('{') {
+            self.drop_front(usize::from(self.buffer.starts_with(']')));
             self.state = State::Open(Open { stage: Stage::Close, ..open });
             return Step::On;
         }

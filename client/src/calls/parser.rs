@@ -65,7 +65,7 @@ pub(super) enum Step {
 }
 
 impl Parser {
-    /// A parser of an answer in that form. Without tools, it finds no calls.
+    /// A parser of an answer in that form. Without tools, it finds no calls but harmony's.
     pub fn new(form: Form, tools: Vec<Tool>) -> Self {
         Self {
             form,

@@ -219,13 +219,19 @@ fn receive_all(
 fn receive(
     mut generation: Generation,
     bytes_max: usize,
-    printer: Option<&mut Printer>,
+    mut printer: Option<&mut Printer>,
     reader: Option<Reader>,
 ) -> Received {
     let mut answer = Answer { reader, ..Answer::default() };
-    let outcome = receive_items(&mut generation, &mut answer, bytes_max, printer);
+    let mut outcome = receive_items(&mut generation, &mut answer, bytes_max, printer.as_deref_mut());
     if let Some(reader) = answer.reader.as_mut().filter(|_| outcome.is_err()) {
-        answer.text.push_str(&reader.finish());
+        let shown = reader.finish();
+        answer.text.push_str(&shown);
+        if let Some(printer) = printer.filter(|_| !matches!(outcome, Err(Failure::Output(_))))
+            && let Err(error) = printer.print(&shown)
+        {
+            outcome = Err(error.into());
+        }
     }
     answer.end = generation.end().cloned();
     (answer, outcome)
@@ -282,7 +288,7 @@ fn cut_call(answer: &Answer) -> io::Result<()> {
     match answer.reader.as_ref().and_then(Reader::cut) {
         Some(tool) => writeln!(
             io::stderr(),
-            "a call of {} was cut and left out: give more --max-tokens",
+            "a call of {} is not whole and was left out: the answer ended early, or its arguments are no JSON",
             printable_text(tool)
         ),
         None => Ok(()),

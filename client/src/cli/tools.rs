@@ -48,7 +48,9 @@ impl Tools {
             (true, schema) => (tools.clone(), schema),
             (false, _) => (demanded, None),
         };
-        let wanted = demand(form, &asked, true, otherwise.as_deref()).map_err(|bytes| {
+        // One call of a tool that is named, as OpenAI's API has it.
+        let several = matches!(self.tool_choice.as_deref(), None | Some("auto" | "required"));
+        let wanted = demand(form, &asked, several, otherwise.as_deref()).map_err(|bytes| {
             let max = limits::FORM_BYTES_MAX;
             let why = format!("as a constraint they have {bytes} bytes, at most {max} are taken");
             Failure::usage(&format!("--tools {}: {why}", path.display()))
@@ -136,6 +138,8 @@ pub struct Reader {
     calls: Vec<Call>,
     /// The tool of a call that did not end.
     cut: Option<String>,
+    /// Text without the end of its line was shown last.
+    open_line: bool,
 }
 
 impl Reader {
@@ -148,6 +152,7 @@ impl Reader {
             reasoning: String::new(),
             calls: Vec::new(),
             cut: None,
+            open_line: false,
         }
     }
 
@@ -178,14 +183,13 @@ impl Reader {
         for part in self.parts.take() {
             match part {
                 Part::Text(text) => {
+                    self.open_line = !text.ends_with('\n');
                     self.text.push_str(&text);
                     shown.push_str(&text);
                 }
                 Part::Reasoning(text) => self.reasoning.push_str(&text),
                 Part::Call(call) => {
-                    // A line of its own.
-                    let before = if shown.is_empty() { &self.text } else { &shown };
-                    if self.calls.is_empty() && !before.is_empty() && !before.ends_with('\n') {
+                    if std::mem::take(&mut self.open_line) {
                         shown.push('\n');
                     }
                     shown += &format!("{}\n", object(&call));
@@ -258,13 +262,15 @@ mod tests {
         {
             shown += &reader.push(piece);
         }
+        shown += &reader.push("Then<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>");
         shown += &reader.push("<tool_call>{\"name\": \"a\", \"arguments\": {\"x");
         shown += &reader.finish();
-        assert_eq!(shown, "I look.\n{\"name\":\"a\",\"arguments\":{\"x\":1}}\n");
+        let [first, second] = [r#"{"name":"a","arguments":{"x":1}}"#, r#"{"name":"a","arguments":{}}"#];
+        assert_eq!(shown, format!("I look.\n{first}\nThen\n{second}\n"));
         let mut answer = json!({});
         reader.describe(&mut answer);
-        let calls = json!([{"name": "a", "arguments": {"x": 1}}]);
-        assert_eq!(answer, json!({"text": "I look.", "reasoning": "hm", "calls": calls}));
+        let calls = json!([{"name": "a", "arguments": {"x": 1}}, {"name": "a", "arguments": {}}]);
+        assert_eq!(answer, json!({"text": "I look.Then", "reasoning": "hm", "calls": calls}));
         assert_eq!(reader.cut(), Some("a"));
     }
 }

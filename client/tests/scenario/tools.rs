@@ -81,7 +81,7 @@ fn a_call_may_be_demanded_and_one_that_is_cut_is_told() {
     let words = ["run", "m", "--chat", "--tools", path, "--tool-choice", "weather", "Oslo?"];
     let (code, out, error) = run(&server, &words);
     assert_eq!((code, out.as_str()), (0, ""), "{error}");
-    assert_eq!(error, "a call of weather was cut and left out: give more --max-tokens\n");
+    assert!(error.starts_with("a call of weather is not whole and was left out"), "{error}");
     server.join();
 }
 

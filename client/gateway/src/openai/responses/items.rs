@@ -42,8 +42,11 @@ impl Messages {
             let mut item = Params::inside(&format!("input[{number}]"), item)?;
             let kind = item.text("type")?;
             // Fields of answers, which clients send back with them.
-            item.drop_harmless(&["id", "status"]);
+            item.drop_harmless(&["id"]);
+            let status = item.take("status");
             match kind.as_deref() {
+                // The model cannot go on from a call that was cut.
+                Some("function_call") if status.is_some_and(|status| status == "incomplete") => continue,
                 None | Some("message") => self.message(&mut item)?,
                 Some("function_call") => self.call(&mut item)?,
                 Some("function_call_output") => self.result(&mut item)?,
@@ -201,6 +204,14 @@ mod tests {
         let mut messages = Messages::default();
         messages.read(serde_json::from_value(items).unwrap())?;
         Ok(messages.finish())
+    }
+
+    #[test]
+    fn a_call_that_was_cut_is_left_out() {
+        let cut = json!({"type": "function_call", "id": "fc_1", "status": "incomplete", "call_id": "1",
+            "name": "f", "arguments": "{\"a"});
+        let all = read(json!([{"role": "user", "content": "a"}, cut])).unwrap();
+        assert_eq!(all, [message("user", "a".into())]);
     }
 
     #[test]
