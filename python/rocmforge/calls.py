@@ -110,7 +110,7 @@ class _Reader:
         self.parts = Parts()
 
     def run(self, in_reasoning: bool) -> None:
-        after = False
+        after: bool | None = False
         if in_reasoning:
             after = self.reasoning(THINK[0][1])
         else:
