@@ -381,7 +381,7 @@ impl Parser {
     fn bare(&self, name: &str, id: Option<&str>, at: usize, mark: usize) -> Step {
         match head::arguments_begin(&self.buffer, at) {
             None => return Step::More,
-            Some(false) => return Step::Text(mark.max(1)),
+            Some(false) => return Step::Text(mark),
             Some(true) => {}
         }
         let at = at + self.buffer[at..].find('{').unwrap_or(0);
